@@ -1,0 +1,48 @@
+"""The ``pykern`` command. Each subcommand is a module of ``pykern.commands`` and is imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import click
+
+from pykern import commands
+from pykern.errors import PykernError
+
+
+class LazyGroup(click.Group):
+    """A click group whose commands are found by file name, so that ``pykern --help`` starts at once."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(commands.__path__) if not m.name.startswith("_"))
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.list_commands(ctx):
+            return None
+        return importlib.import_module(f"pykern.commands.{name.replace('-', '_')}").command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except PykernError as error:
+            raise click.ClickException(str(error)) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None:
+                rows.append((name, command.get_short_help_str(limit=80)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pykern", prog_name="pykern", message="%(prog)s %(version)s")
+def main() -> None:
+    """CUDA kernels for LLM inference that also run, checked, on a machine with no GPU."""
+
+
+if __name__ == "__main__":
+    main()
