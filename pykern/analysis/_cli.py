@@ -1,7 +1,7 @@
-"""What the analysis programs share: common options, the JSONL batch driver, output, pictures and exit codes.
+"""What the analysis programs share: common options, the JSONL batch driver, output, pictures, exit codes.
 
-Exit codes: 0 the answer was given (or the gate holds), 1 the answer is "no" (a gate failed, a diff got worse),
-2 the input was bad. click, rich and the plotting libraries are imported only when they are used, so that a
+Exit codes: 0 the answer was given (or the gate holds), 1 the answer is "no" (a gate failed, a diff got
+worse), 2 the input was bad. click, rich and the plotting libraries are imported only when they are used, so that a
 program starts in well under 0.3 s.
 """
 
@@ -26,12 +26,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def common_options(function: F) -> F:
-    """Add ``--json``, ``--batch`` and ``--plot`` to a click command: keywords ``as_json``, ``batch``, ``plot``."""
+    """Add ``--json``, ``--batch``, ``--plot`` to a click command: keywords ``as_json``, ``batch``, ``plot``."""
     import click
 
     for option in (
         click.option("--plot", metavar="FILE", help="Write the picture to FILE (.png, .svg or .html)."),
-        click.option("--batch", metavar="FILE.jsonl", help="One JSON object a line in, one out; - reads stdin."),
+        click.option("--batch", metavar="FILE.jsonl", help="One JSON object a line in, one out; - is stdin."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text."),
     ):
         function = option(function)
@@ -69,7 +69,7 @@ def run_tool(command: Any) -> NoReturn:
     sys.exit(OK)
 
 
-# --- JSON ---------------------------------------------------------------------------------------------------------
+# --- JSON ------------------------------------------------------------------------------------------------
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
@@ -131,7 +131,7 @@ def _parse_object(text: str) -> dict[str, Any]:
 
 
 def field(row: dict[str, Any], name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
-    """Field ``name`` of a batch line, of type ``kind`` (a bool is no int); missing is an error unless ``default``."""
+    """Field ``name`` of a batch line, of type ``kind`` (a bool is no int); required unless ``default`` is given."""
     if name not in row:
         if default is ...:
             raise ArgumentError(name, "nothing", f"a value of type {_kind_name(kind)}; it is required")
@@ -147,18 +147,18 @@ def _kind_name(kind: type | tuple[type, ...]) -> str:
     return " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
 
 
-# --- text and pictures --------------------------------------------------------------------------------------------
+# --- text and pictures -----------------------------------------------------------------------------------
 
 
 def console() -> Console:
-    """A rich console on stdout; when stdout is no terminal lines are 120 wide, so that a pipe is reproducible."""
+    """A rich console on stdout; 120 columns when stdout is no terminal, so that a pipe is reproducible."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 120)
 
 
 def plot_format(path: str) -> str:
-    """``png``, ``svg`` or ``html`` by the suffix of ``path``; anything else is an error before any work is done."""
+    """``png``, ``svg`` or ``html`` by the suffix of ``path``; anything else is refused before any work is done."""
     suffix = Path(path).suffix.lower().lstrip(".")
     if suffix not in PLOT_SUFFIXES:
         raise ArgumentError("--plot", path, "a file name ending in .png, .svg or .html")
@@ -166,9 +166,9 @@ def plot_format(path: str) -> str:
 
 
 def save_plot(path: str, *, matplotlib: Callable[[], Any], plotly: Callable[[], Any]) -> None:
-    """Write a picture: the callables build a matplotlib Figure (png, svg) or a plotly Figure (self-contained html).
+    """Write a picture: the callables build a matplotlib Figure (png, svg) or a plotly Figure (html, no network).
 
-    Build the matplotlib figure with ``matplotlib.figure.Figure`` rather than pyplot: no display, no global state.
+    Build the matplotlib figure with ``matplotlib.figure.Figure``, not pyplot: no display, no global state.
     """
     kind = plot_format(path)
     try:
@@ -178,4 +178,5 @@ def save_plot(path: str, *, matplotlib: Callable[[], Any], plotly: Callable[[], 
             matplotlib().savefig(path, format=kind, dpi=144)
     except ImportError as error:
         need = "plotly" if kind == "html" else "matplotlib"
-        raise ArgumentError("--plot", path, f"a format whose library is installed (pip install {need}): {error}") from None
+        allowed = f"a format whose library is installed (pip install {need}; {error})"
+        raise ArgumentError("--plot", path, allowed) from None
