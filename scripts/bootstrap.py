@@ -189,7 +189,7 @@ def install(python, base, in_place):
     if not fits:
         # First and alone: resolved together with the rest, another build of it could be chosen.
         say("installing %s (the largest download)" % wanted)
-        run(pip + ["install"] + quiet + [wanted])
+        run(pip + ["install", "--disable-pip-version-check", wanted])
     rest = [r for r in requirements() if not r.startswith("torch")]
     run(pip + ["install"] + quiet + ["torch==" + (torch_of(python) or "")] + rest)
     # Editable and without a build environment of its own, so that this step needs no network.
