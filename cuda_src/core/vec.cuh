@@ -1,0 +1,67 @@
+// Vectors of N elements that travel in one access, and the vector structs of CUDA with them. Every global or shared
+// access wider than one element goes through these: g++ does not merge scalar accesses, as nvcc does.
+#pragma once
+#include "core/target.cuh"
+
+namespace pk {
+
+template <class T, int N>
+struct alignas(sizeof(T) * N) Vec {
+  static_assert(N > 0 && (N & (N - 1)) == 0, "Vec: N is a power of two");
+  T data[N];
+  PK_DEVICE T& operator[](int i) { return data[i]; }
+  PK_DEVICE const T& operator[](int i) const { return data[i]; }
+};
+
+// The widest access there is, in elements of T.
+template <class T>
+constexpr int kMaxVec = 16 / static_cast<int>(sizeof(T));
+
+// N elements from p, which is aligned to N * sizeof(T).
+template <class T, int N>
+PK_DEVICE Vec<T, N> ld_vec(const T* p) {
+  return ld(reinterpret_cast<const Vec<T, N>*>(p));
+}
+template <class T, int N>
+PK_DEVICE void st_vec(T* p, Vec<T, N> v) {
+  st(reinterpret_cast<Vec<T, N>*>(p), v);
+}
+template <class T, int N>
+PK_DEVICE Vec<T, N> ld_vec_nc(const T* p) {
+  return ld_nc(reinterpret_cast<const Vec<T, N>*>(p));
+}
+template <class T, int N>
+PK_DEVICE Vec<T, N> ld_vec_stream(const T* p) {
+  return ld_stream(reinterpret_cast<const Vec<T, N>*>(p));
+}
+template <class T, int N>
+PK_DEVICE void st_vec_stream(T* p, Vec<T, N> v) {
+  st_stream(reinterpret_cast<Vec<T, N>*>(p), v);
+}
+
+// Element by element; 16-bit types in pairs, as the instructions have it.
+template <class T, int N>
+PK_DEVICE Vec<float, N> to_float(Vec<T, N> v) {
+  Vec<float, N> f;
+#pragma unroll
+  for (int i = 0; i < N; ++i) f[i] = to_float(v[i]);
+  return f;
+}
+template <class T, int N>
+PK_DEVICE Vec<T, N> from_float(Vec<float, N> f) {
+  Vec<T, N> v;
+  if constexpr (N >= 2 && (detail::same<T, half>::value || detail::same<T, bf16>::value)) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      const uint32_t two = pack2<T>(f[i], f[i + 1]);
+      v[i].bits = static_cast<uint16_t>(two);
+      v[i + 1].bits = static_cast<uint16_t>(two >> 16);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = from_float<T>(f[i]);
+  }
+  return v;
+}
+
+}  // namespace pk
