@@ -154,6 +154,7 @@ def publish(work: Path, name: str, record: dict[str, Any], keep: tuple[str, ...]
         if item.name not in (LIBRARY, *keep):
             shutil.rmtree(item.path) if item.is_dir(follow_symlinks=False) else os.unlink(item.path)
     (work / RECORD).write_text(json.dumps(record, indent=1))
+    work.chmod(0o755)  # mkdtemp's 0700 would hide the entry from the other users of a shared cache
     final = work.parent / name
     for _ in range(20):
         try:
@@ -330,3 +331,8 @@ def _busy(name: str) -> bool:
     if name.startswith(".private-"):
         return Path("/proc", name.split("-")[2]).exists()
     return False
+
+
+def remove(folder: Path) -> None:
+    """Delete a work folder if it is still there. Never raises: a full disk must not hide the build's own error."""
+    shutil.rmtree(folder, ignore_errors=True)

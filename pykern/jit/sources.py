@@ -16,7 +16,17 @@ from pathlib import Path
 
 from pykern.errors import ArgumentError
 
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
+# an include line, or a macro that names a header (core/target.cuh picks PK_EXPORT_HEADER so)
+_INCLUDE = re.compile(
+    rb'^[ \t]*#[ \t]*(?:include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)|define[ \t]+\w+[ \t]+"([^"\n]+\.(?:h|hpp|cuh))")'
+)
+_CUDA_ONLY = re.compile(
+    rb"^[ \t]*#[ \t]*(?:if[ \t]+defined\(__CUDACC__\)|ifdef[ \t]+__CUDACC__)[ \t]*(?://.*)?$"
+)
+_HOST_ONLY = re.compile(
+    rb"^[ \t]*#[ \t]*(?:if[ \t]+!defined\(__CUDACC__\)|ifndef[ \t]+__CUDACC__)[ \t]*(?://.*)?$"
+)
+_IF, _ELSE, _ENDIF = (re.compile(rb"^[ \t]*#[ \t]*" + word) for word in (rb"if", rb"else", rb"endif"))
 # A file changed this recently may change again within the clock tick of its mtime: its contents are not remembered.
 _SETTLED_NS = 2_000_000_000
 
@@ -27,7 +37,7 @@ Stat = tuple[int, int, int]
 class _Known:
     stat: Stat
     data: bytes
-    includes: tuple[tuple[str, bool], ...]  # (name, quoted)
+    includes: tuple[tuple[str, bool, str], ...]  # (name, quoted, the backend it is for or "")
 
 
 _known: dict[str, _Known] = {}
@@ -66,14 +76,37 @@ def stat_of(path: str | os.PathLike[str]) -> Stat | None:
     return (st.st_mtime_ns, st.st_size, st.st_ino)
 
 
+def _includes(data: bytes) -> tuple[tuple[str, bool, str], ...]:
+    """The include lines of a file, each with the backend whose side of an ``#ifdef __CUDACC__`` it stands on."""
+    found: list[tuple[str, bool, str]] = []
+    sides: list[str] = []  # of each open #if
+    for line in data.splitlines():
+        if b"#" not in line:
+            continue
+        if _CUDA_ONLY.match(line):
+            sides.append("cuda")
+        elif _HOST_ONLY.match(line):
+            sides.append("host")
+        elif _IF.match(line):
+            sides.append("")
+        elif _ELSE.match(line) and sides:
+            sides[-1] = {"cuda": "host", "host": "cuda"}.get(sides[-1], "")
+        elif _ENDIF.match(line) and sides:
+            sides.pop()
+        elif match := _INCLUDE.match(line):
+            quoted, angled, macro = match.groups()
+            side = next((side for side in reversed(sides) if side), "")
+            found.append((os.fsdecode(quoted or angled or macro), angled is None, side))
+    return tuple(found)
+
+
 def _read(path: str, stat: Stat) -> _Known:
     known = _known.get(path)
     if known is not None and known.stat == stat:
         return known
     with open(path, "rb") as file:
         data = file.read()
-    names = ((quoted or angled, bool(quoted)) for quoted, angled in _INCLUDE.findall(data))
-    known = _Known(stat, data, tuple((os.fsdecode(name), quoted) for name, quoted in names))
+    known = _Known(stat, data, _includes(data))
     if time.time_ns() - stat[0] > _SETTLED_NS and stat_of(path) == stat:
         with _lock:
             _known[path] = known
@@ -86,8 +119,10 @@ def _candidates(name: str, quoted: bool, including: str, base: str) -> list[str]
     return [os.path.normpath(place) for place in places]
 
 
-def walk(path: str | os.PathLike[str]) -> tuple[dict[str, bytes], dict[str, Stat | None]]:
+def walk(path: str | os.PathLike[str], backend: str = "") -> tuple[dict[str, bytes], dict[str, Stat | None]]:
     """Closure of ``path`` and the stat of every file that was looked at (None: looked for, not there).
+
+    With a ``backend``, what only the other one includes is left out: host headers stay out of CUDA keys.
 
     A file that appears later in a place searched earlier changes the closure, hence the Nones.
     """
@@ -104,7 +139,9 @@ def walk(path: str | os.PathLike[str]) -> tuple[dict[str, bytes], dict[str, Stat
         known = _read(file, stat)
         inside = file.startswith(base + os.sep)
         contents[os.path.relpath(file, base if inside else home)] = known.data
-        for name, quoted in known.includes:
+        for name, quoted, side in known.includes:
+            if side and backend and side != backend:
+                continue
             for place in _candidates(name, quoted, file, base):
                 if place not in stats:
                     stats[place] = stat_of(place) if os.path.isfile(place) else None
@@ -116,13 +153,13 @@ def walk(path: str | os.PathLike[str]) -> tuple[dict[str, bytes], dict[str, Stat
     return contents, stats
 
 
-def closure(path: str | os.PathLike[str]) -> dict[str, bytes]:
+def closure(path: str | os.PathLike[str], backend: str = "") -> dict[str, bytes]:
     """``path`` and all it includes, transitively: relative name -> contents.
 
     Includes are looked for beside the including file (quoted ones) and below :func:`root`; those found in neither
     place are the compiler's own headers and are covered by the compiler's version in a key.
     """
-    return walk(path)[0]
+    return walk(path, backend)[0]
 
 
 def unchanged(stats: dict[str, Stat | None]) -> bool:
@@ -131,4 +168,6 @@ def unchanged(stats: dict[str, Stat | None]) -> bool:
     False as well while a file is so young that an edit could hide within its mtime's clock tick.
     """
     now = time.time_ns()
-    return all(stat_of(file) == old and (old is None or now - old[0] > _SETTLED_NS) for file, old in stats.items())
+    return all(
+        stat_of(file) == old and (old is None or now - old[0] > _SETTLED_NS) for file, old in stats.items()
+    )

@@ -6,8 +6,9 @@ A wrong toolchain is named here, with its path and what would be right, instead 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import importlib.util
+import importlib
 import os
 import re
 import shutil
@@ -27,9 +28,7 @@ CUDA_WHEELS = {
     "nvidia-cuda-cccl": "13.0.85",
     "nvidia-cuda-runtime": "13.0.96",
 }
-_ADVICE = (
-    "install a CUDA toolkit, set CUDA_HOME to one, or `pip install pykern[cuda]` (NVIDIA's compiler as pip wheels)"
-)
+_ADVICE = "install a CUDA toolkit, set CUDA_HOME to one, or `pip install pykern[cuda]` (NVIDIA's compiler as pip wheels)"
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,9 @@ def _identify_cxx(stamp: tuple[str, int, int]) -> Cxx:
         found = re.search(r"(\d+\.\d+\.\d+)(?!.*\d+\.\d+\.\d+)", first)
         kind, name = "gcc", "g++"
     if out.startswith("\0") or found is None:
-        raise ToolchainError(f"{path} is no C++ compiler: `{path} --version` said {out.strip(chr(0))[:200]!r}")
+        raise ToolchainError(
+            f"{path} is no C++ compiler: `{path} --version` said {out.strip(chr(0))[:200]!r}"
+        )
     return Cxx(Path(path), kind, f"{name} {found[1]}")
 
 
@@ -102,13 +103,17 @@ def find_cxx() -> Path:
     if override:
         path = shutil.which(override)
         if path is None:
-            raise ToolchainError(f"CXX: got {override!r}, allowed: the path or name of a C++ compiler (not found)")
+            raise ToolchainError(
+                f"CXX: got {override!r}, allowed: the path or name of a C++ compiler (not found)"
+            )
         return Path(path)
     for name in ("g++", "c++", "clang++"):
         path = shutil.which(name)
         if path is not None:
             return Path(path)
-    raise ToolchainError("no C++ compiler: none of g++, c++, clang++ is on PATH; install g++ (>= 11) or set CXX")
+    raise ToolchainError(
+        "no C++ compiler: none of g++, c++, clang++ is on PATH; install g++ (>= 11) or set CXX"
+    )
 
 
 def cxx() -> Cxx:
@@ -118,11 +123,9 @@ def cxx() -> Cxx:
 
 def find_ninja() -> Path:
     """The ninja binary: of this Python's ``ninja`` package (also when its venv is not activated), else on PATH."""
-    spec = importlib.util.find_spec("ninja")
     places: list[str] = []
-    if spec is not None and spec.submodule_search_locations:
-        for location in spec.submodule_search_locations:
-            places += [os.path.join(location, "data", "bin"), os.path.join(location, "bin")]
+    with contextlib.suppress(Exception):  # a broken package is as good as none: the next places are tried
+        places.append(str(importlib.import_module("ninja").BIN_DIR))
     places.append(os.path.dirname(sys.executable))
     for place in places:
         path = os.path.join(place, "ninja")
@@ -187,7 +190,9 @@ def _locate_cuda() -> tuple[Path, str]:
     usual = Path("/usr/local/cuda")
     if (usual / "bin" / "nvcc").is_file():
         return usual, "/usr/local/cuda"
-    raise ToolchainError(f"no CUDA compiler: CUDA_HOME is not set, nvcc is not on PATH and not in a wheel; {_ADVICE}")
+    raise ToolchainError(
+        f"no CUDA compiler: CUDA_HOME is not set, nvcc is not on PATH and not in a wheel; {_ADVICE}"
+    )
 
 
 def _libcudart(home: Path, major: int) -> Path | None:
@@ -219,7 +224,9 @@ def _identify_cuda(home: Path, origin: str, stamp: tuple[str, int, int]) -> Cuda
     out = _run(stamp[0], "--version")
     found = re.search(r"\bV(\d+\.\d+\.\d+)", out)
     if found is None:
-        raise ToolchainError(f"{stamp[0]} is no working nvcc: `nvcc --version` said {out.strip(chr(0))[:200]!r}")
+        raise ToolchainError(
+            f"{stamp[0]} is no working nvcc: `nvcc --version` said {out.strip(chr(0))[:200]!r}"
+        )
     major = int(found[1].split(".")[0])
     return CudaToolchain(home, Path(stamp[0]), found[1], origin, _libcudart(home, major), *_host_limits(home))
 
