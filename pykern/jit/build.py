@@ -1,7 +1,8 @@
 """Variants, the host runtime and the launcher: what the rest of pykern asks the JIT for.
 
-A variant is one kernel instance in one library with one exported symbol, ``pk_entry()``. On CUDA that returns the
-host stub for ``cudaLaunchKernelExC``, on the host backend a function ``int (const PkLaunch*, void** args)``.
+A variant is one kernel instance in one library with one exported symbol, ``pk_entry()``. On CUDA that returns
+the host stub for ``cudaLaunchKernelExC``, on the host backend a function ``int (const PkLaunch*, void**
+args)``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _ARCH = re.compile(r"^\d{2,3}[af]?$")
 
 @dataclass(frozen=True)
 class Variant:
-    """A loaded kernel instance. ``entry`` is the address that ``pk_entry()`` returned; ``seconds`` is this call's time."""
+    """A loaded kernel instance.
+
+    ``entry`` is the address that ``pk_entry()`` returned; ``seconds`` is this call's time.
+    """
 
     path: Path
     entry: int
@@ -51,7 +55,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class CompileResult:
-    """What ptxas says of a CUDA variant: registers a thread; spills and local memory in bytes; shared in bytes a block."""
+    """What ptxas says of a CUDA variant: registers a thread; spills and local memory in bytes.
+
+    Shared in bytes a block.
+    """
 
     path: Path
     registers: int
@@ -76,8 +83,8 @@ def library(
 ) -> Path:
     """Path of the library built from ``text``; from the cache when the same contents were built before.
 
-    ``roots`` are the files whose transitive includes belong to the key; ``abi`` is given by what links to torch.
-    Raises BuildError with the first compiler error, ToolchainError, CaptureError.
+    ``roots`` are the files whose transitive includes belong to the key; ``abi`` is given by what links to
+    torch. Raises BuildError with the first compiler error, ToolchainError, CaptureError.
     """
     contents: dict[str, bytes] = {}
     for place in roots:
@@ -156,9 +163,10 @@ def variant(
 ) -> Variant:
     """The kernel ``instance`` (``"softmax_warp<float, 4>"``) of ``source`` (``"ops/softmax.cuh"``), built and loaded.
 
-    ``backend`` is ``"cuda"`` (``arch`` such as ``"90a"``) or ``"host"``; ``check`` instruments a host variant for the
-    checker. Safe from many threads and processes at once: one of them builds. A header edited since the last call is
-    noticed. Raises BuildError, ToolchainError, CaptureError (a compile would be needed during graph capture).
+    ``backend`` is ``"cuda"`` (``arch`` such as ``"90a"``) or ``"host"``; ``check`` instruments a host variant
+    for the checker. Safe from many threads and processes at once: one of them builds. A header edited since
+    the last call is noticed. Raises BuildError, ToolchainError, CaptureError (a compile would be needed
+    during graph capture).
     """
     wanted = (source, instance, backend, arch, check, tuple(extra_flags), os.environ.get("PYKERN_CACHE"))
     known = _memo.get(wanted)
@@ -200,9 +208,7 @@ def compile_only(source: str, instance: str, arch: str, extra_flags: Sequence[st
     def read(entry: Entry, cached: bool) -> CompileResult:
         usage: Usage = resources.parse(entry.record.get("log", "")).most()
         seconds = time.monotonic() - started
-        return CompileResult(
-            entry.path, usage.registers, usage.spills, usage.local_bytes, usage.smem, seconds, cached
-        )
+        return CompileResult(entry.path, usage.registers, usage.spills, usage.local_bytes, usage.smem, seconds, cached)
 
     result: CompileResult = extension.obtain(recipe, read)
     return result
@@ -214,7 +220,10 @@ _singles: dict[str, Any] = {}
 
 
 def host_runtime() -> ctypes.CDLL:
-    """The host backend's runtime, loaded once with its symbols global: variants and the launcher resolve to it."""
+    """The host backend's runtime, loaded once with its symbols global.
+
+    Variants and the launcher resolve to it.
+    """
     if "host" in _singles:
         return _singles["host"]
     with _single_lock:

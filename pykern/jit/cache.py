@@ -1,11 +1,12 @@
 """The cache of built libraries: content-addressed entries, locks that die with their owner, atomic publish.
 
-    <cache>/v1/<label>-<key>/   lib.so, the generated source, entry.json (size, sha256, seconds, compiler output)
-    <cache>/v1/.locks/          flock files, one per key, and the build slots that cap parallel compilers
-    <cache>/v1/.build-<key>-*/  work folders; the next owner of the key's lock sweeps what a killed builder left
+    <cache>/v1/<label>-<key>/   lib.so, the generated source, entry.json (size, sha256, seconds, compiler
+    output) <cache>/v1/.locks/          flock files, one per key, and the build slots that cap parallel
+    compilers <cache>/v1/.build-<key>-*/  work folders; the next owner of the key's lock sweeps what a killed
+    builder left
 
-An entry is complete or absent: it is built in a work folder and renamed into place. One whose library is missing,
-of another size or of another digest is a miss and is replaced.
+An entry is complete or absent: it is built in a work folder and renamed into place. One whose library is
+missing, of another size or of another digest is a miss and is replaced.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def _probe(folder: Path) -> str:
 
 
 def _fallback() -> Path:
-    """A private folder for temporary files: the same one for each process of this user, if nobody else owns it."""
+    """A private folder for temporary files.
+
+    The same one for each process of this user, if nobody else owns it.
+    """
     shared = Path(tempfile.gettempdir()) / f"pykern-{os.getuid()}"
     try:
         shared.mkdir(mode=0o700, exist_ok=True)
@@ -75,7 +79,10 @@ def _fallback() -> Path:
 
 
 def cache_dir() -> Path:
-    """The folder in use. Falls back to a temporary one, with a warning that names both, where it cannot be written."""
+    """The folder in use.
+
+    Falls back to a temporary one, with a warning that names both, where it cannot be written.
+    """
     key = os.environ.get("PYKERN_CACHE")
     with _choice_lock:
         if key in _chosen:
@@ -101,7 +108,10 @@ def store() -> Path:
 
 
 def read_stores() -> list[Path]:
-    """Folders to look in: the one in use, and the wanted one when that is merely read-only (an image's cache)."""
+    """Folders to look in.
+
+    The one in use, and the wanted one when that is merely read-only (an image's cache).
+    """
     used, wanted = store(), wanted_dir() / FORMAT
     return [used] if used == wanted else [used, wanted]
 
@@ -145,8 +155,8 @@ def find(name: str) -> Entry | None:
 def publish(work: Path, name: str, record: dict[str, Any], keep: tuple[str, ...] = ()) -> Entry:
     """Turn the work folder, which holds ``lib.so``, into the entry ``name`` by one rename.
 
-    Files other than the library and ``keep`` are dropped. If another process published the same key meanwhile,
-    its entry is used: the key is the content.
+    Files other than the library and ``keep`` are dropped. If another process published the same key
+    meanwhile, its entry is used: the key is the content.
     """
     library = work / LIBRARY
     record = dict(record, size=library.stat().st_size, sha256=digest_file(library))
@@ -285,7 +295,10 @@ def size() -> int:
 
 
 def show() -> dict[str, Any]:
-    """What is in the cache: folder, bytes, and per entry its label, key, kernel, size, build seconds and state."""
+    """What is in the cache.
+
+    Folder, bytes, and per entry its label, key, kernel, size, build seconds and state.
+    """
     entries = []
     for folder in sorted(store().glob("*-*")) if store().is_dir() else []:
         match = _ENTRY.match(folder.name)
@@ -307,7 +320,10 @@ def show() -> dict[str, Any]:
 
 
 def clear() -> tuple[int, int]:
-    """Delete every entry and leftover. Returns (entries, bytes). Libraries in use keep working in their processes."""
+    """Delete every entry and leftover. Returns (entries, bytes).
+
+    Libraries in use keep working in their processes.
+    """
     place = store()
     if not place.is_dir():
         return (0, 0)
@@ -334,5 +350,8 @@ def _busy(name: str) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Delete a work folder if it is still there. Never raises: a full disk must not hide the build's own error."""
+    """Delete a work folder if it is still there.
+
+    Never raises: a full disk must not hide the build's own error.
+    """
     shutil.rmtree(folder, ignore_errors=True)

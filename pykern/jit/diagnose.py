@@ -11,9 +11,7 @@ _ERROR = re.compile(
 _OTHER = (
     re.compile(r"(?P<text>(?:nvcc|ptxas|cicc|cudafe\+\+|nvlink)[^\n]*\b(?:fatal|error)\b.*)"),
     re.compile(r"(?P<text>.*\b(?:undefined reference to|cannot find -l|ld returned|ld: ).*)"),
-    re.compile(
-        r"(?P<text>.*(?:Killed|No space left on device|File size limit exceeded|Permission denied).*)"
-    ),
+    re.compile(r"(?P<text>.*(?:Killed|No space left on device|File size limit exceeded|Permission denied).*)"),
     re.compile(r"(?P<text>.*\berror: .*)"),
 )
 
@@ -79,7 +77,10 @@ _HINTS = (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The first error of a build: ``where`` is ``file:line`` or empty, ``hint`` empty where no cause is known."""
+    """The first error of a build.
+
+    ``where`` is ``file:line`` or empty, ``hint`` empty where no cause is known.
+    """
 
     where: str
     text: str
@@ -98,7 +99,8 @@ def hint_for(output: str) -> str:
 def diagnose(output: str) -> Diagnosis:
     """The first compiler error in a build's output, with a hint for known causes.
 
-    ninja echoes the whole command after ``FAILED:``; those lines are no errors though they may contain the word.
+    ninja echoes the whole command after ``FAILED:``; those lines are no errors though they may contain the
+    word.
     """
     lines = [line for line in output.splitlines() if not _echo(line)]
     for line in lines:
@@ -117,7 +119,5 @@ def diagnose(output: str) -> Diagnosis:
 
 def _echo(line: str) -> bool:
     return (
-        line.startswith(("FAILED:", "ninja:", "Error building extension", "["))
-        or " -c " in line
-        or " -shared " in line
+        line.startswith(("FAILED:", "ninja:", "Error building extension", "[")) or " -c " in line or " -shared " in line
     )

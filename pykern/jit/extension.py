@@ -1,9 +1,10 @@
 """One library from one generated file: key, lock, ``torch.utils.cpp_extension.load``, publish.
 
-What ``load`` gets wrong on its own is handled here. Its lock file hangs for ever when stale, so each build has a
-private folder, and the lock is ours. A name loaded twice becomes ``name_v1``, so the name carries the key. It
-compares neither nvcc's version nor the host compiler's, so both are checked first. With ``verbose=True`` the
-exception carries no compiler output, so it is quiet and the output comes from the exception.
+What ``load`` gets wrong on its own is handled here. Its lock file hangs for ever when stale, so each build
+has a private folder, and the lock is ours. A name loaded twice becomes ``name_v1``, so the name carries the
+key. It compares neither nvcc's version nor the host compiler's, so both are checked first. With
+``verbose=True`` the exception carries no compiler output, so it is quiet and the output comes from the
+exception.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ builds = 0  # libraries compiled by this process; tests count with it
 
 
 def capturing() -> bool:
-    """Whether the current CUDA stream is capturing a graph. False, at no cost, where torch or CUDA is not in use."""
+    """Whether the current CUDA stream is capturing a graph.
+
+    False, at no cost, where torch or CUDA is not in use.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return False
@@ -50,7 +54,10 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 @dataclass
 class Recipe:
-    """Everything a library is made from. ``identity`` stands for ``text`` in the key where text names a path."""
+    """Everything a library is made from.
+
+    ``identity`` stands for ``text`` in the key where text names a path.
+    """
 
     label: str
     filename: str
@@ -65,7 +72,10 @@ class Recipe:
     kernel: str = ""
 
     def key(self) -> str:
-        """Digest of contents, flags and compiler versions: no absolute path, no time, no torch unless ``abi``."""
+        """Digest of contents, flags and compiler versions.
+
+        No absolute path, no time, no torch unless ``abi``.
+        """
         compilers = [toolchain.cxx().version]
         if self.with_cuda:
             cuda = toolchain.find_cuda()
@@ -120,9 +130,7 @@ def _environment(cpp_extension: Any, cuda: toolchain.CudaToolchain | None) -> It
                 _set_env(name, value)
             _home_saved = cpp_extension.CUDA_HOME
         if cuda is not None:
-            cpp_extension.CUDA_HOME = str(
-                cuda.home
-            )  # guessed wrongly when nvcc is a wrapper, or unset on a CPU torch
+            cpp_extension.CUDA_HOME = str(cuda.home)  # guessed wrongly when nvcc is a wrapper, or unset on a CPU torch
         _env_users += 1
     try:
         yield
@@ -138,15 +146,13 @@ def _environment(cpp_extension: Any, cuda: toolchain.CudaToolchain | None) -> It
 def _prepare_cuda(work: Path, cuda: toolchain.CudaToolchain, torch_cuda: str | None) -> None:
     """The nvcc wrapper and linker scripts of one build. ``-L.`` finds them: ninja runs in ``work``.
 
-    The wrapper adds -ccbin and keeps nvcc's report, which ``load`` drops on success. Linker scripts stand in for
-    the CUDA libraries of torch on a CPU build of it, and for a missing ``libcudart.so`` (NVIDIA's wheels have only
-    ``libcudart.so.13``).
+    The wrapper adds -ccbin and keeps nvcc's report, which ``load`` drops on success. Linker scripts stand in
+    for the CUDA libraries of torch on a CPU build of it, and for a missing ``libcudart.so`` (NVIDIA's wheels
+    have only ``libcudart.so.13``).
     """
     ccbin = toolchain.host_compiler(cuda).path
     command = f"{shlex.quote(str(cuda.nvcc))} -ccbin {shlex.quote(str(ccbin))}"
-    (work / NVCC_WRAPPER).write_text(
-        f'{command} "$@" >{NVCC_LOG} 2>&1\nstatus=$?\ncat {NVCC_LOG}\nexit $status\n'
-    )
+    (work / NVCC_WRAPPER).write_text(f'{command} "$@" >{NVCC_LOG} 2>&1\nstatus=$?\ncat {NVCC_LOG}\nexit $status\n')
     scripts = {}
     if torch_cuda is None:
         scripts.update({"libc10_cuda.so": "", "libtorch_cuda.so": ""})
@@ -159,7 +165,7 @@ def _prepare_cuda(work: Path, cuda: toolchain.CudaToolchain, torch_cuda: str | N
 def _compile(recipe: Recipe, key: str, work: Path) -> str:
     """Run ``load`` in ``work``; leaves ``lib.so`` there and returns nvcc's report. Raises BuildError."""
     (work / recipe.filename).write_text(recipe.text)
-    import torch  # noqa: F401  (cpp_extension needs it, and a CUDA variant needs its libcudart)
+    import torch
     from torch.utils import cpp_extension
 
     cuda = None
@@ -229,7 +235,8 @@ def _build(recipe: Recipe, key: str, name: str, private: bool) -> Entry:
         cache.remove(work)  # gone already when it was published
 
 
-# ---------------------------------------------------------------- one build per key, in this process and beyond
+# ---------------------------------------------------------------- one build per key, in this process and
+# beyond
 _flight_lock = threading.Lock()
 _flights: dict[str, Future[Any]] = {}
 
@@ -237,8 +244,8 @@ _flights: dict[str, Future[Any]] = {}
 def obtain(recipe: Recipe, use: Callable[[Entry, bool], Any], key: str | None = None) -> Any:
     """``use(entry, cached)`` of the recipe's library, built if need be.
 
-    A hit takes no lock. Otherwise one thread of this process holds the key's lock over check, build and use (the
-    load), and the others take its result or its exception.
+    A hit takes no lock. Otherwise one thread of this process holds the key's lock over check, build and use
+    (the load), and the others take its result or its exception.
     """
     key = recipe.key() if key is None else key
     name = f"{recipe.label}-{key}"

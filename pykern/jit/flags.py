@@ -1,4 +1,7 @@
-"""Compiler and linker flags, each with its reason. They are part of every key, so they hold no absolute paths."""
+"""Compiler and linker flags, each with its reason.
+
+They are part of every key, so they hold no absolute paths.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from pathlib import Path
 
 from pykern.jit.toolchain import Cxx
 
-# hidden + no unique symbols: two variants of one template share symbol names, and with the defaults the second
-# library would return the first one's kernel (STB_GNU_UNIQUE ignores RTLD_LOCAL)
+# hidden + no unique symbols: two variants of one template share symbol names, and with the defaults the
+# second library would return the first one's kernel (STB_GNU_UNIQUE ignores RTLD_LOCAL)
 _HIDE = ["-fvisibility=hidden", "-fvisibility-inlines-hidden"]
-# as-needed drops the torch libraries that `load` always adds; libstdc++ must come before them, since libc10 exports
-# some of its template instances and would be kept. -Bsymbolic: a library calls its own definitions.
+# as-needed drops the torch libraries that `load` always adds; libstdc++ must come before them, since libc10
+# exports some of its template instances and would be kept. -Bsymbolic: a library calls its own definitions.
 LINK = ["-Wl,--as-needed", "-lstdc++", "-lm", "-Wl,-Bsymbolic", "-Wl,-z,now"]
 # the host runtime defines what variants leave undefined, and its own symbols may be wrapped by sanitizers
 LINK_RUNTIME = ["-Wl,--as-needed", "-lstdc++", "-lm", "-lpthread", "-ldl", "-Wl,-z,now"]
@@ -44,11 +47,10 @@ def host(compiler: Cxx, check: bool = False) -> list[str]:
     gcc = compiler.kind == "gcc"
     flags = ["-O1", "-g"] if check else ["-O2"]
     flags += ["-std=c++17", *march(), *_HIDE, "-Wno-unknown-pragmas"]
-    flags += (
-        ["-fno-gnu-unique", "-Wno-psabi", "-Wno-misleading-indentation"] if gcc else ["-Wno-unused-value"]
-    )
+    flags += ["-fno-gnu-unique", "-Wno-psabi", "-Wno-misleading-indentation"] if gcc else ["-Wno-unused-value"]
     if check:
-        # instrumentation only: no function entry/exit hooks, and `load` links without -fsanitize, so no libtsan
+        # instrumentation only: no function entry/exit hooks, and `load` links without -fsanitize, so no
+        # libtsan
         entry_exit = ["--param", "tsan-instrument-func-entry-exit=0"]
         if not gcc:
             entry_exit = ["-mllvm", "-tsan-instrument-func-entry-exit=0"]

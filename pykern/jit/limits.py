@@ -50,7 +50,10 @@ def free_memory() -> int | None:
 
 
 def jobs(cuda: bool) -> int:
-    """Compilers to run at once, at least 1. ``PYKERN_JOBS`` or ``MAX_JOBS`` lower it, never raise it past memory."""
+    """Compilers to run at once, at least 1.
+
+    ``PYKERN_JOBS`` or ``MAX_JOBS`` lower it, never raise it past memory.
+    """
     count = cores()
     for name in ("PYKERN_JOBS", "MAX_JOBS"):
         text = os.environ.get(name, "")

@@ -16,7 +16,10 @@ _BARRIERS = re.compile(r"used (\d+) barriers")
 
 @dataclass(frozen=True)
 class Usage:
-    """One kernel: registers a thread, spill bytes (stores + loads), local bytes a thread, static shared bytes a block."""
+    """One kernel.
+
+    Registers a thread, spill bytes (stores + loads), local bytes a thread, static shared bytes a block.
+    """
 
     function: str = ""
     registers: int = 0

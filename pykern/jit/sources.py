@@ -1,8 +1,8 @@
 """Where the kernel sources lie, and everything a source includes.
 
-A cache key holds contents, not paths (a moved checkout must hit), so the closure of a file maps *relative* names
-to bytes. A long-running process asks for the same closure again and again; a file is read again only when its
-(mtime, size, inode) changed, which is how an edited header is noticed.
+A cache key holds contents, not paths (a moved checkout must hit), so the closure of a file maps *relative*
+names to bytes. A long-running process asks for the same closure again and again; a file is read again only
+when its (mtime, size, inode) changed, which is how an edited header is noticed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ from pykern.errors import ArgumentError
 _INCLUDE = re.compile(
     rb'^[ \t]*#[ \t]*(?:include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)|define[ \t]+\w+[ \t]+"([^"\n]+\.(?:h|hpp|cuh))")'
 )
-_CUDA_ONLY = re.compile(
-    rb"^[ \t]*#[ \t]*(?:if[ \t]+defined\(__CUDACC__\)|ifdef[ \t]+__CUDACC__)[ \t]*(?://.*)?$"
-)
-_HOST_ONLY = re.compile(
-    rb"^[ \t]*#[ \t]*(?:if[ \t]+!defined\(__CUDACC__\)|ifndef[ \t]+__CUDACC__)[ \t]*(?://.*)?$"
-)
+_CUDA_ONLY = re.compile(rb"^[ \t]*#[ \t]*(?:if[ \t]+defined\(__CUDACC__\)|ifdef[ \t]+__CUDACC__)[ \t]*(?://.*)?$")
+_HOST_ONLY = re.compile(rb"^[ \t]*#[ \t]*(?:if[ \t]+!defined\(__CUDACC__\)|ifndef[ \t]+__CUDACC__)[ \t]*(?://.*)?$")
 _IF, _ELSE, _ENDIF = (re.compile(rb"^[ \t]*#[ \t]*" + word) for word in (rb"if", rb"else", rb"endif"))
-# A file changed this recently may change again within the clock tick of its mtime: its contents are not remembered.
+# A file changed this recently may change again within the clock tick of its mtime: its contents are not
+# remembered.
 _SETTLED_NS = 2_000_000_000
 
 Stat = tuple[int, int, int]
@@ -45,7 +42,10 @@ _lock = threading.Lock()
 
 
 def root() -> Path:
-    """The folder that holds ``core/``, ``host/`` and ``ops/``: in the package of a wheel, else in the checkout."""
+    """The folder that holds ``core/``, ``host/`` and ``ops/``.
+
+    In the package of a wheel, else in the checkout.
+    """
     package = Path(__file__).resolve().parent.parent
     for place in (package / "cuda_src", package.parent / "cuda_src"):
         if (place / "core").is_dir():
@@ -59,7 +59,10 @@ def launcher_source() -> Path:
 
 
 def locate(source: str | os.PathLike[str]) -> Path:
-    """The file that ``source`` names: relative to :func:`root`, else to the working directory, else absolute."""
+    """The file that ``source`` names.
+
+    Relative to :func:`root`, else to the working directory, else absolute.
+    """
     path = Path(source)
     for place in (path,) if path.is_absolute() else (root() / path, Path.cwd() / path):
         if place.is_file():
@@ -156,8 +159,8 @@ def walk(path: str | os.PathLike[str], backend: str = "") -> tuple[dict[str, byt
 def closure(path: str | os.PathLike[str], backend: str = "") -> dict[str, bytes]:
     """``path`` and all it includes, transitively: relative name -> contents.
 
-    Includes are looked for beside the including file (quoted ones) and below :func:`root`; those found in neither
-    place are the compiler's own headers and are covered by the compiler's version in a key.
+    Includes are looked for beside the including file (quoted ones) and below :func:`root`; those found in
+    neither place are the compiler's own headers and are covered by the compiler's version in a key.
     """
     return walk(path, backend)[0]
 
@@ -168,6 +171,4 @@ def unchanged(stats: dict[str, Stat | None]) -> bool:
     False as well while a file is so young that an edit could hide within its mtime's clock tick.
     """
     now = time.time_ns()
-    return all(
-        stat_of(file) == old and (old is None or now - old[0] > _SETTLED_NS) for file, old in stats.items()
-    )
+    return all(stat_of(file) == old and (old is None or now - old[0] > _SETTLED_NS) for file, old in stats.items())

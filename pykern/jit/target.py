@@ -19,7 +19,10 @@ def arch_of(major: int, minor: int) -> str:
 
 
 def _from_cuda_core(index: int) -> dict[str, int] | None:
-    """Properties through ``cuda.core``, which asks the driver directly; None where it is not installed or fails."""
+    """Properties through ``cuda.core``, which asks the driver directly.
+
+    None where it is not installed or fails.
+    """
     try:
         try:
             from cuda.core import Device
@@ -56,7 +59,10 @@ def _from_torch(index: int) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=64)
 def cuda_target(index: int) -> Target:
-    """Target of CUDA device ``index``: arch, SMs, opt-in shared memory of a block, L2 bytes, largest cluster."""
+    """Target of CUDA device ``index``.
+
+    Arch, SMs, opt-in shared memory of a block, L2 bytes, largest cluster.
+    """
     found = _from_cuda_core(index) or _from_torch(index)
     arch = arch_of(found["major"], found["minor"])
     # 16 blocks need an opt-in attribute on 9.0 and are portable nowhere; below 9.0 there are no clusters

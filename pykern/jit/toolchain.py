@@ -1,7 +1,8 @@
 """The compilers of this machine, found when a build first needs them and checked before they are used.
 
 A wrong toolchain is named here, with its path and what would be right, instead of failing inside a build:
-``CUDA_HOME`` that is no toolkit, an nvcc of another CUDA major than torch's, a host compiler that nvcc refuses.
+``CUDA_HOME`` that is no toolkit, an nvcc of another CUDA major than torch's, a host compiler that nvcc
+refuses.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pathlib import Path
 
 from pykern.errors import ToolchainError
 
-# The extra `pykern[cuda]`: one CUDA minor, pinned together (an unpinned nvvm or crt is newer than nvcc and every
-# compile ends in "Unsupported .version").
+# The extra `pykern[cuda]`: one CUDA minor, pinned together (an unpinned nvvm or crt is newer than nvcc and
+# every compile ends in "Unsupported .version").
 CUDA_WHEELS = {
     "nvidia-cuda-nvcc": "13.0.88",
     "nvidia-nvvm": "13.0.88",
@@ -28,7 +29,9 @@ CUDA_WHEELS = {
     "nvidia-cuda-cccl": "13.0.85",
     "nvidia-cuda-runtime": "13.0.96",
 }
-_ADVICE = "install a CUDA toolkit, set CUDA_HOME to one, or `pip install pykern[cuda]` (NVIDIA's compiler as pip wheels)"
+_ADVICE = (
+    "install a CUDA toolkit, set CUDA_HOME to one, or `pip install pykern[cuda]` (NVIDIA's compiler as pip wheels)"
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,10 @@ class Cxx:
 
 @dataclass(frozen=True)
 class CudaToolchain:
-    """A CUDA compiler: ``home`` holds ``bin/nvcc`` and ``include``; ``libcudart`` may be None (compile only)."""
+    """A CUDA compiler: ``home`` holds ``bin/nvcc`` and ``include``.
+
+    ``libcudart`` may be None (compile only).
+    """
 
     home: Path
     nvcc: Path
@@ -86,9 +92,7 @@ def _identify_cxx(stamp: tuple[str, int, int]) -> Cxx:
         found = re.search(r"(\d+\.\d+\.\d+)(?!.*\d+\.\d+\.\d+)", first)
         kind, name = "gcc", "g++"
     if out.startswith("\0") or found is None:
-        raise ToolchainError(
-            f"{path} is no C++ compiler: `{path} --version` said {out.strip(chr(0))[:200]!r}"
-        )
+        raise ToolchainError(f"{path} is no C++ compiler: `{path} --version` said {out.strip(chr(0))[:200]!r}")
     return Cxx(Path(path), kind, f"{name} {found[1]}")
 
 
@@ -98,22 +102,21 @@ def identify_cxx(path: str | os.PathLike[str]) -> Cxx:
 
 
 def find_cxx() -> Path:
-    """The C++ compiler: ``CXX`` from the environment, else g++, c++, clang++ on ``PATH``. Raises ToolchainError."""
+    """The C++ compiler: ``CXX`` from the environment, else g++, c++, clang++ on ``PATH``.
+
+    Raises ToolchainError.
+    """
     override = os.environ.get("CXX", "").strip()
     if override:
         path = shutil.which(override)
         if path is None:
-            raise ToolchainError(
-                f"CXX: got {override!r}, allowed: the path or name of a C++ compiler (not found)"
-            )
+            raise ToolchainError(f"CXX: got {override!r}, allowed: the path or name of a C++ compiler (not found)")
         return Path(path)
     for name in ("g++", "c++", "clang++"):
         path = shutil.which(name)
         if path is not None:
             return Path(path)
-    raise ToolchainError(
-        "no C++ compiler: none of g++, c++, clang++ is on PATH; install g++ (>= 11) or set CXX"
-    )
+    raise ToolchainError("no C++ compiler: none of g++, c++, clang++ is on PATH; install g++ (>= 11) or set CXX")
 
 
 def cxx() -> Cxx:
@@ -122,7 +125,10 @@ def cxx() -> Cxx:
 
 
 def find_ninja() -> Path:
-    """The ninja binary: of this Python's ``ninja`` package (also when its venv is not activated), else on PATH."""
+    """The ninja binary.
+
+    Of this Python's ``ninja`` package (also when its venv is not activated), else on PATH.
+    """
     places: list[str] = []
     with contextlib.suppress(Exception):  # a broken package is as good as none: the next places are tried
         places.append(str(importlib.import_module("ninja").BIN_DIR))
@@ -190,9 +196,7 @@ def _locate_cuda() -> tuple[Path, str]:
     usual = Path("/usr/local/cuda")
     if (usual / "bin" / "nvcc").is_file():
         return usual, "/usr/local/cuda"
-    raise ToolchainError(
-        f"no CUDA compiler: CUDA_HOME is not set, nvcc is not on PATH and not in a wheel; {_ADVICE}"
-    )
+    raise ToolchainError(f"no CUDA compiler: CUDA_HOME is not set, nvcc is not on PATH and not in a wheel; {_ADVICE}")
 
 
 def _libcudart(home: Path, major: int) -> Path | None:
@@ -224,9 +228,7 @@ def _identify_cuda(home: Path, origin: str, stamp: tuple[str, int, int]) -> Cuda
     out = _run(stamp[0], "--version")
     found = re.search(r"\bV(\d+\.\d+\.\d+)", out)
     if found is None:
-        raise ToolchainError(
-            f"{stamp[0]} is no working nvcc: `nvcc --version` said {out.strip(chr(0))[:200]!r}"
-        )
+        raise ToolchainError(f"{stamp[0]} is no working nvcc: `nvcc --version` said {out.strip(chr(0))[:200]!r}")
     major = int(found[1].split(".")[0])
     return CudaToolchain(home, Path(stamp[0]), found[1], origin, _libcudart(home, major), *_host_limits(home))
 
@@ -234,8 +236,9 @@ def _identify_cuda(home: Path, origin: str, stamp: tuple[str, int, int]) -> Cuda
 def find_cuda() -> CudaToolchain:
     """The CUDA toolkit: ``CUDA_HOME``/``CUDA_PATH``, nvcc on PATH, NVIDIA's pip wheels, /usr/local/cuda.
 
-    Raises ToolchainError that names the variable and its value where one is set wrongly: a bad setting is never
-    passed over in silence. Nothing is imported; nvcc is asked for its version once per process and binary.
+    Raises ToolchainError that names the variable and its value where one is set wrongly: a bad setting is
+    never passed over in silence. Nothing is imported; nvcc is asked for its version once per process and
+    binary.
     """
     home, origin = _locate_cuda()
     nvcc = home / "bin" / "nvcc"
@@ -268,7 +271,10 @@ def _limit(cuda: CudaToolchain, compiler: Cxx) -> int | None:
 
 
 def host_compiler(cuda: CudaToolchain) -> Cxx:
-    """The C++ compiler that nvcc gets by ``-ccbin``: the machine's own, else the newest g++-N that nvcc accepts."""
+    """The C++ compiler that nvcc gets by ``-ccbin``.
+
+    The machine's own, else the newest g++-N that nvcc accepts.
+    """
     mine = cxx()
     limit = _limit(cuda, mine)
     if limit is None or mine.major <= limit:
