@@ -42,15 +42,27 @@ class Pattern:
     def __post_init__(self) -> None:
         require(self.space in SPACES, "space", repr(self.space), " or ".join(SPACES))
         require(self.op in OPS, "op", repr(self.op), " or ".join(OPS))
-        require(isinstance(self.width, int) and self.width in WIDTHS, "width", repr(self.width), "1, 2, 4, 8 or 16 bytes")
+        require(
+            isinstance(self.width, int) and self.width in WIDTHS,
+            "width",
+            repr(self.width),
+            "1, 2, 4, 8 or 16 bytes",
+        )
         require(len(self.addrs) <= WARP, "addrs", f"{len(self.addrs)} lanes", "at most 32 (one warp)")
         for lane, addr in enumerate(self.addrs):
             if addr is None:
                 continue
             name = f"addrs[{lane}]"
-            require(type(addr) is int, name, repr(addr), "an integer byte address, or null for an inactive lane")
+            require(
+                type(addr) is int, name, repr(addr), "an integer byte address, or null for an inactive lane"
+            )
             require(0 <= addr <= MAX_ADDRESS, name, addr, f"0 to {MAX_ADDRESS}")
-            require(addr % self.width == 0, name, addr, f"a multiple of the width {self.width} (a misaligned access faults)")
+            require(
+                addr % self.width == 0,
+                name,
+                addr,
+                f"a multiple of the width {self.width} (a misaligned access faults)",
+            )
         object.__setattr__(self, "addrs", tuple(self.addrs) + (None,) * (WARP - len(self.addrs)))
 
     @property
@@ -70,11 +82,18 @@ class Pattern:
     @classmethod
     def from_json(cls, row: Any) -> Pattern:
         """From one line of a batch file: ``{"space", "op", "width", "addrs"}``; ``op`` defaults to ``load``."""
-        require(isinstance(row, dict), "line", json.dumps(row)[:60], "an object with space, op, width and addrs")
+        require(
+            isinstance(row, dict), "line", json.dumps(row)[:60], "an object with space, op, width and addrs"
+        )
         for key in ("space", "width", "addrs"):
             if key not in row:
                 raise ArgumentError(key, "nothing", "given in every line (with space, op, width, addrs)")
-        require(isinstance(row["addrs"], list), "addrs", json.dumps(row["addrs"])[:60], "a list of byte addresses and nulls")
+        require(
+            isinstance(row["addrs"], list),
+            "addrs",
+            json.dumps(row["addrs"])[:60],
+            "a list of byte addresses and nulls",
+        )
         space, op = row["space"], row.get("op", "load")
         require(isinstance(space, str), "space", repr(space), " or ".join(SPACES))
         require(isinstance(op, str), "op", repr(op), " or ".join(OPS))
@@ -123,9 +142,16 @@ class GlobalCost:
 
     def to_json(self) -> dict[str, Any]:
         per = self.sectors_per_request
-        return {"requests": self.requests, "sectors": self.sectors, "lines": self.lines,
-                "sectors_per_request": int(per) if per == int(per) else per, "bytes_used": self.bytes_used,
-                "bytes_moved": self.bytes_moved, "efficiency": self.efficiency, "ideal_sectors": self.ideal_sectors}
+        return {
+            "requests": self.requests,
+            "sectors": self.sectors,
+            "lines": self.lines,
+            "sectors_per_request": int(per) if per == int(per) else per,
+            "bytes_used": self.bytes_used,
+            "bytes_moved": self.bytes_moved,
+            "efficiency": self.efficiency,
+            "ideal_sectors": self.ideal_sectors,
+        }
 
 
 @dataclass(frozen=True)
@@ -155,9 +181,15 @@ class SharedCost:
         return self.ideal_wavefronts
 
     def to_json(self) -> dict[str, Any]:
-        return {"instructions": self.instructions, "wavefronts": self.wavefronts,
-                "ideal_wavefronts": self.ideal_wavefronts, "bank_conflicts": self.bank_conflicts,
-                "worst_phase_ways": self.worst_phase_ways, "phases": list(self.phases), "efficiency": self.efficiency}
+        return {
+            "instructions": self.instructions,
+            "wavefronts": self.wavefronts,
+            "ideal_wavefronts": self.ideal_wavefronts,
+            "bank_conflicts": self.bank_conflicts,
+            "worst_phase_ways": self.worst_phase_ways,
+            "phases": list(self.phases),
+            "efficiency": self.efficiency,
+        }
 
 
 Cost = GlobalCost | SharedCost
@@ -167,16 +199,26 @@ def global_cost(pattern: Pattern) -> GlobalCost:
     """Sectors, lines and efficiency of one request (all zero when no lane is active: nothing is issued)."""
     found = sectors(pattern)
     used = pattern.unique_bytes
-    return GlobalCost(requests=int(bool(found)), sectors=len(found), lines=len({s * SECTOR // LINE for s in found}),
-                      bytes_used=used, ideal_sectors=-(-used // SECTOR))
+    return GlobalCost(
+        requests=int(bool(found)),
+        sectors=len(found),
+        lines=len({s * SECTOR // LINE for s in found}),
+        bytes_used=used,
+        ideal_sectors=-(-used // SECTOR),
+    )
 
 
 def shared_cost(pattern: Pattern) -> SharedCost:
     """Wavefronts and bank conflicts of one instruction."""
     served: list[Phase] = phases(pattern.op, pattern.width, pattern.addrs)
     ways = tuple(p.wavefronts for p in served)
-    return SharedCost(instructions=int(any(ways)), wavefronts=sum(ways), ideal_wavefronts=sum(w > 0 for w in ways),
-                      worst_phase_ways=max(ways), phases=ways)
+    return SharedCost(
+        instructions=int(any(ways)),
+        wavefronts=sum(ways),
+        ideal_wavefronts=sum(w > 0 for w in ways),
+        worst_phase_ways=max(ways),
+        phases=ways,
+    )
 
 
 def cost(pattern: Pattern) -> Cost:
@@ -190,12 +232,21 @@ def total(patterns: Sequence[Pattern]) -> Cost:
     require(len({p.space for p in patterns}) == 1, "patterns", "several spaces", "one space at a time")
     if patterns[0].space == "global":
         parts = [global_cost(p) for p in patterns]
-        return GlobalCost(sum(c.requests for c in parts), sum(c.sectors for c in parts), sum(c.lines for c in parts),
-                          sum(c.bytes_used for c in parts), sum(c.ideal_sectors for c in parts))
+        return GlobalCost(
+            sum(c.requests for c in parts),
+            sum(c.sectors for c in parts),
+            sum(c.lines for c in parts),
+            sum(c.bytes_used for c in parts),
+            sum(c.ideal_sectors for c in parts),
+        )
     costs = [shared_cost(p) for p in patterns]
-    return SharedCost(sum(c.instructions for c in costs), sum(c.wavefronts for c in costs),
-                      sum(c.ideal_wavefronts for c in costs), max(c.worst_phase_ways for c in costs),
-                      costs[0].phases if len(costs) == 1 else ())
+    return SharedCost(
+        sum(c.instructions for c in costs),
+        sum(c.wavefronts for c in costs),
+        sum(c.ideal_wavefronts for c in costs),
+        max(c.worst_phase_ways for c in costs),
+        costs[0].phases if len(costs) == 1 else (),
+    )
 
 
 #: What Nsight Compute counts, and so what one line of a batch answers.
@@ -212,5 +263,9 @@ def batch_line(row: Any, full: bool = False) -> dict[str, Any]:
     expect = row.get("expect")
     if full:
         return answer
-    keys = [k for k in expect if k in answer] if isinstance(expect, dict) and expect else list(COUNTED[pattern.space])
+    keys = (
+        [k for k in expect if k in answer]
+        if isinstance(expect, dict) and expect
+        else list(COUNTED[pattern.space])
+    )
     return {k: answer[k] for k in keys}

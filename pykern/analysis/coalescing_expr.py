@@ -35,17 +35,31 @@ def _shift(a: int, b: int, left: bool) -> int:
 
 
 _BINARY: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: _divide, ast.FloorDiv: _divide, ast.Mod: lambda a, b: a - _divide(a, b) * b,
-    ast.LShift: lambda a, b: _shift(a, b, True), ast.RShift: lambda a, b: _shift(a, b, False),
-    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _divide,
+    ast.FloorDiv: _divide,
+    ast.Mod: lambda a, b: a - _divide(a, b) * b,
+    ast.LShift: lambda a, b: _shift(a, b, True),
+    ast.RShift: lambda a, b: _shift(a, b, False),
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
 }
 _COMPARE: dict[type, Callable[[int, int], bool]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
-    ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 _UNARY: dict[type, Callable[[int], int]] = {
-    ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert, ast.Not: lambda a: int(not a),
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Invert: operator.invert,
+    ast.Not: lambda a: int(not a),
 }
 _CALLS: dict[str, Callable[..., int]] = {"min": min, "max": max, "abs": abs}
 _ALLOWED = "integers, lane, warp, i, tid, + - * / % << >> & | ^ ~, comparisons, a if c else b, min, max, abs"
@@ -82,7 +96,12 @@ class Expression:
         elif isinstance(node, ast.Compare):
             ok = all(type(op) in _COMPARE for op in node.ops)
         elif isinstance(node, ast.Call):
-            ok = isinstance(node.func, ast.Name) and node.func.id in _CALLS and not node.keywords and bool(node.args)
+            ok = (
+                isinstance(node.func, ast.Name)
+                and node.func.id in _CALLS
+                and not node.keywords
+                and bool(node.args)
+            )
             ok = ok and (len(node.args) == 1) == (isinstance(node.func, ast.Name) and node.func.id == "abs")
         else:
             ok = isinstance(node, (ast.BoolOp, ast.IfExp))
@@ -99,10 +118,15 @@ class Expression:
         try:
             return self._value(self._tree, names)
         except ZeroDivisionError:
-            raise ArgumentError(self.name, f"{self.text!r} at lane={lane} warp={warp} i={i}", "no division by 0") from None
+            raise ArgumentError(
+                self.name, f"{self.text!r} at lane={lane} warp={warp} i={i}", "no division by 0"
+            ) from None
         except OverflowError as error:
-            raise ArgumentError(self.name, f"{self.text!r} at lane={lane} warp={warp} i={i}: {error}",
-                                "64-bit values, shifts by 0 to 63") from None
+            raise ArgumentError(
+                self.name,
+                f"{self.text!r} at lane={lane} warp={warp} i={i}: {error}",
+                "64-bit values, shifts by 0 to 63",
+            ) from None
 
     def _value(self, node: ast.AST, names: dict[str, int]) -> int:
         if isinstance(node, ast.Constant):
@@ -140,11 +164,15 @@ def parse_lanes(text: str, name: str = "lanes") -> frozenset[int]:
     lanes: set[int] = set()
     for part in word.split(","):
         match = re.fullmatch(r"\s*(\d{1,3})(?:-(\d{1,3})(?::(\d{1,3}))?)?\s*", part)
-        require(match is not None, name, repr(text[:80]), "all, none, a mask like 0xffff, or a list like 0-15,20")
+        require(
+            match is not None, name, repr(text[:80]), "all, none, a mask like 0xffff, or a list like 0-15,20"
+        )
         assert match is not None
         first, step = int(match[1]), int(match[3] or 1)
         last = int(match[2]) if match[2] else first
-        require(first <= last < WARP and step > 0, name, repr(part), "lanes 0 to 31, ascending, step 1 or more")
+        require(
+            first <= last < WARP and step > 0, name, repr(part), "lanes 0 to 31, ascending, step 1 or more"
+        )
         lanes.update(range(first, last + 1, step))
     return frozenset(lanes)
 
@@ -165,26 +193,60 @@ def parse_addrs(text: str) -> tuple[int | None, ...]:
             out.append(None)
         else:
             match = re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|\d{1,19}", part)
-            require(match is not None, f"addrs[{len(out)}]", repr(part[:40]), "a byte address, or - for an inactive lane")
+            require(
+                match is not None,
+                f"addrs[{len(out)}]",
+                repr(part[:40]),
+                "a byte address, or - for an inactive lane",
+            )
             out.append(int(part, 0) if part.lower().startswith("0x") else int(part))
         require(len(out) <= WARP, "addrs", "more than 32 lanes", "at most 32 (one warp)")
     return tuple(out)
 
 
-def strided(space: str, op: str, width: int, stride: int, offset: int = 0,
-            lanes: frozenset[int] = frozenset(range(WARP))) -> Pattern:
+def strided(
+    space: str,
+    op: str,
+    width: int,
+    stride: int,
+    offset: int = 0,
+    lanes: frozenset[int] = frozenset(range(WARP)),
+) -> Pattern:
     """Lane ``n`` at byte ``offset + n * stride`` (both in bytes)."""
     return Pattern(space, op, width, tuple(offset + n * stride if n in lanes else None for n in range(WARP)))
 
 
-def from_expression(space: str, op: str, width: int, address: Expression, *, elements: bool = False,
-                    where: Expression | None = None, lanes: frozenset[int] = frozenset(range(WARP)),
-                    warps: int = 1, iters: int = 1) -> list[Pattern]:
+def from_expression(
+    space: str,
+    op: str,
+    width: int,
+    address: Expression,
+    *,
+    elements: bool = False,
+    where: Expression | None = None,
+    lanes: frozenset[int] = frozenset(range(WARP)),
+    warps: int = 1,
+    iters: int = 1,
+) -> list[Pattern]:
     """One instruction per (warp, i): byte addresses, or element indices when ``elements``."""
     for name, value in (("warps", warps), ("iters", iters)):
         require(value >= 1, name, value, "1 or more")
-    require(warps * iters <= MAX_REQUESTS, "warps x iters", warps * iters, f"at most {MAX_REQUESTS} instructions")
+    require(
+        warps * iters <= MAX_REQUESTS, "warps x iters", warps * iters, f"at most {MAX_REQUESTS} instructions"
+    )
     scale = width if elements else 1
-    return [Pattern(space, op, width, tuple(
-        address(lane, warp, i) * scale if lane in lanes and (where is None or where(lane, warp, i)) else None
-        for lane in range(WARP))) for warp in range(warps) for i in range(iters)]
+    return [
+        Pattern(
+            space,
+            op,
+            width,
+            tuple(
+                address(lane, warp, i) * scale
+                if lane in lanes and (where is None or where(lane, warp, i))
+                else None
+                for lane in range(WARP)
+            ),
+        )
+        for warp in range(warps)
+        for i in range(iters)
+    ]
