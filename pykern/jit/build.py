@@ -7,7 +7,6 @@ args)``.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pykern.errors import ArgumentError, require
-from pykern.jit import cache, extension, flags, resources, sources, toolchain
+from pykern.jit import extension, flags, resources, sources, toolchain
 from pykern.jit.cache import Entry
 from pykern.jit.extension import Recipe, capturing
 from pykern.jit.resources import Usage
@@ -132,7 +131,7 @@ def _variant_recipe(
     text = body.format(name, instance)
     identity = None if inside else body.format(path.name, instance)
     if backend == "cuda":
-        files = ("v.cu", [], [*flags.nvcc(arch), *extra_flags], True)
+        files: tuple[str, list[str], list[str], bool] = ("v.cu", [], [*flags.nvcc(arch), *extra_flags], True)
     else:
         files = ("v.cpp", [*flags.host(toolchain.cxx(), check), *extra_flags], [], False)
     filename, cflags, cuda_cflags, with_cuda = files
@@ -268,12 +267,5 @@ def launcher(cuda: bool) -> ctypes.PyDLL:
                 flags.launcher(compiler, cuda), cuda_cflags, flags.LINK, cuda, torch_abi(),
                 identity="launcher", kernel="launcher",
             )  # fmt: skip
-            with contextlib.ExitStack() as stack:
-                stack.callback(lambda: None)
-                _singles[name] = extension.obtain(recipe, lambda entry, _: ctypes.PyDLL(str(entry.path)))
+            _singles[name] = extension.obtain(recipe, lambda entry, _: ctypes.PyDLL(str(entry.path)))
     return _singles[name]
-
-
-def cache_folder() -> Path:
-    """Where builds go; the same as :func:`pykern.jit.cache.cache_dir`."""
-    return cache.cache_dir()

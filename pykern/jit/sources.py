@@ -141,11 +141,13 @@ def walk(path: str | os.PathLike[str], backend: str = "") -> tuple[dict[str, byt
             raise FileNotFoundError(file)
         known = _read(file, stat)
         inside = file.startswith(base + os.sep)
-        contents[os.path.relpath(file, base if inside else home)] = known.data
-        for name, quoted, side in known.includes:
+        # "./" keeps a caller's own core/x.cuh apart from ours
+        name = os.path.relpath(file, base) if inside else "./" + os.path.relpath(file, home)
+        contents[name] = known.data
+        for include, quoted, side in known.includes:
             if side and backend and side != backend:
                 continue
-            for place in _candidates(name, quoted, file, base):
+            for place in _candidates(include, quoted, file, base):
                 if place not in stats:
                     stats[place] = stat_of(place) if os.path.isfile(place) else None
                 if stats[place] is not None:

@@ -29,9 +29,7 @@ CUDA_WHEELS = {
     "nvidia-cuda-cccl": "13.0.85",
     "nvidia-cuda-runtime": "13.0.96",
 }
-_ADVICE = (
-    "install a CUDA toolkit, set CUDA_HOME to one, or `pip install pykern[cuda]` (NVIDIA's compiler as pip wheels)"
-)
+_ADVICE = "install a CUDA toolkit, set CUDA_HOME to one, or `pip install pykern[cuda]` (NVIDIA's own wheels)"
 
 
 @dataclass(frozen=True)
@@ -261,8 +259,8 @@ def check_torch_cuda(cuda: CudaToolchain, torch_cuda: str | None) -> None:
     if torch_cuda and int(torch_cuda.split(".")[0]) != cuda.major:
         major = torch_cuda.split(".")[0]
         raise ToolchainError(
-            f"nvcc {cuda.version} ({cuda.nvcc}, from {cuda.origin}) and torch (CUDA {torch_cuda}) differ in CUDA's major "
-            f"version; set CUDA_HOME to a CUDA {major} toolkit, or install a torch built for CUDA {cuda.major}"
+            f"nvcc {cuda.version} ({cuda.nvcc}, from {cuda.origin}) and torch (CUDA {torch_cuda}) differ in CUDA's "
+            f"major version; set CUDA_HOME to a CUDA {major} toolkit, or install a torch built for CUDA {cuda.major}"
         )
 
 
