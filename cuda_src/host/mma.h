@@ -5,7 +5,7 @@
 #pragma once
 #include "host/types.h"
 
-#define PK_PURE inline __attribute__((no_sanitize("thread"), unused))
+#define PK_PURE inline __attribute__((no_sanitize("thread")))
 
 namespace pk::host {
 

@@ -1,69 +1,10 @@
-// The number types and vector structs of CUDA on the host, with the conversions of the GPU bit for bit: nearest even,
-// subnormals kept, NaN as the cvt instruction gives it. Values only, no memory accesses that a checker would count.
+// The number types on the host, with the conversions of the GPU bit for bit: nearest even, subnormals kept, NaN as the
+// cvt instruction gives it. Values only, no memory accesses that a checker would count. The vector structs (float4, ...)
+// and the bit casts are in builtins.h.
 #pragma once
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
-#ifndef PK_DEVICE
-#define PK_DEVICE inline __attribute__((always_inline))
-#endif
+#include "host/builtins.h"
 
 #include "core/fp8_bits.cuh"
-
-// ---- CUDA's built-in vector structs, with their alignment
-#define PK_VECTOR_STRUCTS(name, scalar)                                                     \
-  struct name##1 {                                                                          \
-    scalar x;                                                                               \
-  };                                                                                        \
-  struct alignas(2 * sizeof(scalar)) name##2 {                                              \
-    scalar x, y;                                                                            \
-  };                                                                                        \
-  struct name##3 {                                                                          \
-    scalar x, y, z;                                                                         \
-  };                                                                                        \
-  struct alignas(4 * sizeof(scalar) > 16 ? 16 : 4 * sizeof(scalar)) name##4 {               \
-    scalar x, y, z, w;                                                                      \
-  };                                                                                        \
-  PK_DEVICE constexpr name##1 make_##name##1(scalar x) { return {x}; }                      \
-  PK_DEVICE constexpr name##2 make_##name##2(scalar x, scalar y) { return {x, y}; }         \
-  PK_DEVICE constexpr name##3 make_##name##3(scalar x, scalar y, scalar z) { return {x, y, z}; } \
-  PK_DEVICE constexpr name##4 make_##name##4(scalar x, scalar y, scalar z, scalar w) { return {x, y, z, w}; }
-
-PK_VECTOR_STRUCTS(char, signed char)
-PK_VECTOR_STRUCTS(uchar, unsigned char)
-PK_VECTOR_STRUCTS(short, short)
-PK_VECTOR_STRUCTS(ushort, unsigned short)
-PK_VECTOR_STRUCTS(int, int)
-PK_VECTOR_STRUCTS(uint, unsigned int)
-PK_VECTOR_STRUCTS(longlong, long long)
-PK_VECTOR_STRUCTS(ulonglong, unsigned long long)
-PK_VECTOR_STRUCTS(float, float)
-PK_VECTOR_STRUCTS(double, double)
-#undef PK_VECTOR_STRUCTS
-
-// ---- bit casts under CUDA's names
-PK_DEVICE unsigned int __float_as_uint(float x) {
-  unsigned int u;
-  __builtin_memcpy(&u, &x, 4);
-  return u;
-}
-PK_DEVICE int __float_as_int(float x) {
-  int i;
-  __builtin_memcpy(&i, &x, 4);
-  return i;
-}
-PK_DEVICE float __uint_as_float(unsigned int u) {
-  float x;
-  __builtin_memcpy(&x, &u, 4);
-  return x;
-}
-PK_DEVICE float __int_as_float(int i) {
-  float x;
-  __builtin_memcpy(&x, &i, 4);
-  return x;
-}
 
 namespace pk {
 namespace detail {
