@@ -127,7 +127,8 @@ def _variant_recipe(
     contents, stats = {**export, **contents}, {**export_stats, **stats}
     inside = path.is_relative_to(sources.root())
     name = path.relative_to(sources.root()).as_posix() if inside else path.as_posix()
-    body = '#include "{}"\n#include "core/export.cuh"\nPK_VARIANT({})\n'
+    # Inside the namespace, so that an instance may name kernels and types of pk with or without it.
+    body = '#include "{}"\n#include "core/export.cuh"\nnamespace pk {{ PK_VARIANT({}) }}\n'
     text = body.format(name, instance)
     identity = None if inside else body.format(path.name, instance)
     if backend == "cuda":
