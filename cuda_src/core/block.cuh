@@ -1,6 +1,6 @@
-// Reductions over a block of Threads threads, a multiple of 32: a butterfly in each warp, then one over the warps'
-// results. Every thread gets the result; the order of the additions depends on Threads only. `scratch` is shared
-// memory for Threads / 32 values; it may be reused at once, as the last thing done is a barrier.
+// Reductions over a block of Threads threads, a multiple of 32: a butterfly in each warp, then one over the
+// warps' results. Every thread gets the result; the order of the additions depends on Threads only. `scratch`
+// is shared memory for Threads / 32 values; it may be reused at once, as the last thing done is a barrier.
 #pragma once
 #include "core/warp.cuh"
 
@@ -8,7 +8,8 @@ namespace pk {
 
 template <int Threads, class T, class Combine>
 PK_DEVICE T block_reduce(T v, T* scratch, T identity, Combine combine) {
-  static_assert(Threads % kWarp == 0 && Threads >= kWarp && Threads <= 1024, "whole warps, 32 to 1024 threads");
+  static_assert(Threads % kWarp == 0 && Threads >= kWarp && Threads <= 1024,
+                "whole warps, 32 to 1024 threads");
   constexpr int kWarps = Threads / kWarp;
   v = warp_reduce(v, combine);
   if constexpr (kWarps > 1) {

@@ -1,6 +1,6 @@
-// The 16-bit and 8-bit number types, the same on both backends: bits, and conversions that the backend supplies as
-// pk::cvt::* on bit patterns. A backend includes this after defining them; kernels get it through target.cuh.
-// Arithmetic is done in float (or by the tensor cores), so the types have no operators.
+// The 16-bit and 8-bit number types, the same on both backends: bits, and conversions that the backend
+// supplies as pk::cvt::* on bit patterns. A backend includes this after defining them; kernels get it through
+// target.cuh. Arithmetic is done in float (or by the tensor cores), so the types have no operators.
 #pragma once
 
 namespace pk {

@@ -1,13 +1,15 @@
-// The one place where the two backends part. nvcc and NVRTC get core/gpu (inline PTX), any other compiler gets
-// the host backend, which offers the same names. Kernels and every other header of core/ are free of #ifdef.
+// The one place where the two backends part. nvcc and NVRTC get core/gpu (inline PTX), any other compiler
+// gets the host backend, which offers the same names. Kernels and every other header of core/ are free of
+// #ifdef.
 //
 // What a backend supplies (semantics in docs/dialect.md):
 //   PK_SMEM, PK_DYN_SMEM, smem_u32 · half, bf16, fp8e4m3, fp8e5m2 with to_float, from_float, pack2, unpack2
 //   ld, st, ld_nc, ld_stream, st_stream · cp_async, cp_async_commit, cp_async_wait · ldmatrix, stmatrix
 //   mma_m16n8k16, mma_m16n8k8_tf32, mma_m16n8k32_s8, mma_m16n8k32_fp8 · mbar_*, fence_proxy_async
-//   TensorMap, tma_*, bulk_load · wgmma, wgmma_fence, wgmma_commit, wgmma_wait · setmaxnreg_inc, setmaxnreg_dec
-//   named_barrier_sync, named_barrier_arrive · cluster_*, map_shared_rank · grid_wait, grid_launch_dependents
-//   ld_acquire, st_release, atomic_add_release, atomic_add_acq_rel, spin_until_ge, grid_barrier · lop3, prmt
+//   TensorMap, tma_*, bulk_load · wgmma, wgmma_fence, wgmma_commit, wgmma_wait · setmaxnreg_inc,
+//   setmaxnreg_dec named_barrier_sync, named_barrier_arrive · cluster_*, map_shared_rank · grid_wait,
+//   grid_launch_dependents ld_acquire, st_release, atomic_add_release, atomic_add_acq_rel, spin_until_ge,
+//   grid_barrier · lop3, prmt
 // and PK_EXPORT_HEADER, the header that defines PK_VARIANT.
 #pragma once
 

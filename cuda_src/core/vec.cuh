@@ -1,5 +1,5 @@
-// Vectors of N elements that travel in one access, and the vector structs of CUDA with them. Every global or shared
-// access wider than one element goes through these: g++ does not merge scalar accesses, as nvcc does.
+// Vectors of N elements that travel in one access, and the vector structs of CUDA with them. Every global or
+// shared access wider than one element goes through these: g++ does not merge scalar accesses, as nvcc does.
 #pragma once
 #include "core/target.cuh"
 

@@ -1,5 +1,6 @@
-// Reductions over the lanes of a warp, by butterfly: every lane gets the result, and the order of the additions, so
-// the bits too, does not depend on anything but W. All 32 lanes take part, in groups of W neighbours.
+// Reductions over the lanes of a warp, by butterfly: every lane gets the result, and the order of the
+// additions, so the bits too, does not depend on anything but W. All 32 lanes take part, in groups of W
+// neighbours.
 #pragma once
 #include "core/target.cuh"
 

@@ -1,6 +1,6 @@
-// The number types on the host, with the conversions of the GPU bit for bit: nearest even, subnormals kept, NaN as the
-// cvt instruction gives it. Values only, no memory accesses that a checker would count. The vector structs (float4, ...)
-// and the bit casts are in builtins.h.
+// The number types on the host, with the conversions of the GPU bit for bit: nearest even, subnormals kept,
+// NaN as the cvt instruction gives it. Values only, no memory accesses that a checker would count. The vector
+// structs (float4, ...) and the bit casts are in builtins.h.
 #pragma once
 #include "host/builtins.h"
 

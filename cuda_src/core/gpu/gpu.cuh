@@ -1,7 +1,8 @@
-// The GPU backend of the device vocabulary: thin wrappers around PTX, one instruction each where the card has it.
-// Needs sm_80. What came later has either an exact fallback here (stmatrix, fp8, clusters of one block, grid_wait)
-// or is left to ptxas, whose error names the feature and the card it needs (wgmma, TMA, setmaxnreg excepted).
-// No CUDA toolkit header is included: the number types are ours, so that a kernel compiles in seconds and with NVRTC.
+// The GPU backend of the device vocabulary: thin wrappers around PTX, one instruction each where the card has
+// it. Needs sm_80. What came later has either an exact fallback here (stmatrix, fp8, clusters of one block,
+// grid_wait) or is left to ptxas, whose error names the feature and the card it needs (wgmma, TMA, setmaxnreg
+// excepted). No CUDA toolkit header is included: the number types are ours, so that a kernel compiles in
+// seconds and with NVRTC.
 #pragma once
 
 #if defined(__CUDACC_RTC__)
@@ -27,12 +28,13 @@ PK_DEVICE uint32_t smem_u32(const void* p) { return static_cast<uint32_t>(__cvta
 
 }  // namespace pk
 
-// One struct per kernel. Static shared memory holds 48 KB at most; the dynamic form needs Launch.smem = sizeof(T).
+// One struct per kernel. Static shared memory holds 48 KB at most; the dynamic form needs Launch.smem =
+// sizeof(T).
 #define PK_SMEM(T, name)                                                      \
   __shared__ alignas(16) alignas(T) unsigned char name##_storage_[sizeof(T)]; \
   T& name = *reinterpret_cast<T*>(name##_storage_)
-#define PK_DYN_SMEM(T, name)                                        \
-  extern __shared__ __align__(1024) unsigned char pk_dyn_smem_[];   \
+#define PK_DYN_SMEM(T, name)                                      \
+  extern __shared__ __align__(1024) unsigned char pk_dyn_smem_[]; \
   T& name = *reinterpret_cast<T*>(pk_dyn_smem_)
 
 #include "core/gpu/types.cuh"

@@ -32,7 +32,8 @@ template <class V>
 struct access {
   static_assert(sizeof(V) == 1 || sizeof(V) == 2 || sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16,
                 "pk::ld and pk::st move 1, 2, 4, 8 or 16 bytes");
-  static_assert(alignof(V) == sizeof(V), "pk::ld and pk::st need a type aligned to its size, such as pk::Vec");
+  static_assert(alignof(V) == sizeof(V),
+                "pk::ld and pk::st need a type aligned to its size, such as pk::Vec");
   using type = typename raw<sizeof(V)>::type;
 };
 
@@ -89,8 +90,8 @@ PK_DEVICE void cp_async(void* smem, const void* gmem, bool pred = true) {
                  "r"(source_bytes)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(smem_u32(smem)), "l"(gmem), "n"(kBytes),
-                 "r"(source_bytes)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(smem_u32(smem)), "l"(gmem),
+                 "n"(kBytes), "r"(source_bytes)
                  : "memory");
   }
 }

@@ -4,8 +4,8 @@
 namespace pk {
 
 // X 8x8 matrices of 16-bit elements from shared memory. Lane 8 i + r gives the address of row r of matrix i
-// (16 bytes, aligned to 16); lane l receives of each matrix the elements (row l / 4, columns 2 (l % 4) and the
-// next), or with Trans the elements (rows 2 (l % 4) and the next, column l / 4).
+// (16 bytes, aligned to 16); lane l receives of each matrix the elements (row l / 4, columns 2 (l % 4) and
+// the next), or with Trans the elements (rows 2 (l % 4) and the next, column l / 4).
 template <int X, bool Trans = false>
 PK_DEVICE void ldmatrix(uint32_t* r, const void* row) {
   static_assert(X == 1 || X == 2 || X == 4, "ldmatrix moves 1, 2 or 4 matrices");
@@ -33,7 +33,10 @@ PK_DEVICE void ldmatrix(uint32_t* r, const void* row) {
   } else if constexpr (!Trans) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(a) : "memory");
   } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(a) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                 : "=r"(r[0])
+                 : "r"(a)
+                 : "memory");
   }
 }
 
@@ -44,8 +47,8 @@ PK_DEVICE void stmatrix(void* row, const uint32_t* r) {
 #if __CUDA_ARCH__ >= 900
   const uint32_t a = smem_u32(row);
   if constexpr (X == 4 && !Trans) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(r[0]), "r"(r[1]),
-                 "r"(r[2]), "r"(r[3])
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
   } else if constexpr (X == 4) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(r[0]),
@@ -55,7 +58,8 @@ PK_DEVICE void stmatrix(void* row, const uint32_t* r) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(a), "r"(r[0]), "r"(r[1])
                  : "memory");
   } else if constexpr (X == 2) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(a), "r"(r[0]), "r"(r[1])
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(a), "r"(r[0]),
+                 "r"(r[1])
                  : "memory");
   } else if constexpr (!Trans) {
     asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(a), "r"(r[0]) : "memory");
@@ -120,7 +124,8 @@ PK_DEVICE void mma_m16n8k32_s8(int32_t* d, const uint32_t* a, const uint32_t* b)
 template <class T>
 PK_DEVICE void mma_m16n8k32_fp8(float* d, const uint32_t* a, const uint32_t* b) {
   constexpr bool kE4m3 = detail::same<T, fp8e4m3>::value;
-  static_assert(kE4m3 || detail::same<T, fp8e5m2>::value, "mma_m16n8k32_fp8 takes pk::fp8e4m3 or pk::fp8e5m2");
+  static_assert(kE4m3 || detail::same<T, fp8e5m2>::value,
+                "mma_m16n8k32_fp8 takes pk::fp8e4m3 or pk::fp8e5m2");
 #if __CUDA_ARCH__ >= 890
   if constexpr (kE4m3) {
     asm volatile(

@@ -1,4 +1,5 @@
-// Barriers wider and narrower than a block, clusters, programmatic dependent launch, register budgets, bit tricks.
+// Barriers wider and narrower than a block, clusters, programmatic dependent launch, register budgets, bit
+// tricks.
 #pragma once
 
 namespace pk {
@@ -75,8 +76,9 @@ PK_DEVICE void setmaxnreg_dec() {
 #endif
 }
 
-// ---- the whole grid, for cooperative launches. One counter, zero before the first use; its low 31 bits are zero
-// again after every barrier, and the top bit flips, so that no reset is needed between barriers or launches.
+// ---- the whole grid, for cooperative launches. One counter, zero before the first use; its low 31 bits are
+// zero again after every barrier, and the top bit flips, so that no reset is needed between barriers or
+// launches.
 PK_DEVICE void grid_barrier(uint32_t* counter) {
   __syncthreads();
   if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) {

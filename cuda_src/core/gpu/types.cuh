@@ -1,4 +1,5 @@
-// Number conversions as instructions. bf16 and half need sm_80; fp8 needs sm_89 and falls back to integers before.
+// Number conversions as instructions. bf16 and half need sm_80; fp8 needs sm_89 and falls back to integers
+// before.
 #pragma once
 #include "core/fp8_bits.cuh"
 

@@ -1,6 +1,6 @@
-// wgmma: d[64, N] (+)= a[64, 16] b[N, 16]^T on one warpgroup (128 threads, aligned), both operands in shared memory,
-// K-major with the 128-byte swizzle. sm_90a only. The lists below spell out the registers of each N; an asm statement
-// cannot be built in a loop.
+// wgmma: d[64, N] (+)= a[64, 16] b[N, 16]^T on one warpgroup (128 threads, aligned), both operands in shared
+// memory, K-major with the 128-byte swizzle. sm_90a only. The lists below spell out the registers of each N;
+// an asm statement cannot be built in a loop.
 #pragma once
 
 // Operands %0 to %(4 n - 1), four more in each line, and the matching output constraints.
@@ -80,19 +80,19 @@ struct wgmma_op {
 };
 
 // quads = N / 8; a, b and s are the operand numbers after the N / 2 accumulators.
-#define PK_WGMMA_CASE(N, quads, a, b, s, T, name)                                                            \
-  template <>                                                                                                \
-  struct wgmma_op<N, T> {                                                                                    \
-    static PK_DEVICE void run(float (&d)[N / 2], uint64_t desc_a, uint64_t desc_b, int scale_d) {            \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #s                                                   \
-                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #name "." #name                   \
-                   " {" PK_WGMMA_REGS_##quads "}, %" #a ", %" #b ", p, 1, 1, 0, 0;\n}"                       \
-                   : PK_WGMMA_OUT_##quads                                                                    \
-                   : "l"(desc_a), "l"(desc_b), "r"(scale_d));                                                \
-    }                                                                                                        \
+#define PK_WGMMA_CASE(N, quads, a, b, s, T, name)                                                       \
+  template <>                                                                                           \
+  struct wgmma_op<N, T> {                                                                               \
+    static PK_DEVICE void run(float (&d)[N / 2], uint64_t desc_a, uint64_t desc_b, int scale_d) {       \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #s ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
+                   "k16.f32." #name "." #name " {" PK_WGMMA_REGS_##quads "}, %" #a ", %" #b             \
+                                                                         ", p, 1, 1, 0, 0;\n}"          \
+                   : PK_WGMMA_OUT_##quads                                                               \
+                   : "l"(desc_a), "l"(desc_b), "r"(scale_d));                                           \
+    }                                                                                                   \
   };
-#define PK_WGMMA_BOTH(N, quads, a, b, s)              \
-  PK_WGMMA_CASE(N, quads, a, b, s, ::pk::half, f16)   \
+#define PK_WGMMA_BOTH(N, quads, a, b, s)            \
+  PK_WGMMA_CASE(N, quads, a, b, s, ::pk::half, f16) \
   PK_WGMMA_CASE(N, quads, a, b, s, ::pk::bf16, bf16)
 
 PK_WGMMA_BOTH(8, 1, 4, 5, 6)
@@ -133,7 +133,8 @@ PK_WGMMA_BOTH(256, 32, 128, 129, 130)
 
 }  // namespace detail
 
-// Before the first wgmma, and whenever the accumulators were touched by other instructions since the last one.
+// Before the first wgmma, and whenever the accumulators were touched by other instructions since the last
+// one.
 PK_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 PK_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Until at most kPending groups are in flight. Accumulators and operands must not be touched before.
