@@ -1,3 +1,52 @@
-"""pykern: CUDA kernels for LLM inference whose one source also runs, checked, on the CPU."""
+"""pykern: CUDA kernels for LLM inference whose one source also runs, checked, on the CPU.
+
+``pykern.softmax(x)`` and every other op, ``pykern.host(...)``, ``pykern.compile(source)`` are found at first use:
+importing pykern imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+# Public names that are not ops, and the module each lives in.
+_PUBLIC = {
+    "host": "pykern.op",
+    "use_tuning": "pykern.op",
+    "compile": "pykern.jit.raw",
+    "load": "pykern.jit.raw",
+    "QuantTensor": "pykern.quant",
+    "prepack": "pykern.quant",
+    "ArgumentError": "pykern.errors",
+    "BuildError": "pykern.errors",
+    "CaptureError": "pykern.errors",
+    "CheckError": "pykern.errors",
+    "GradientError": "pykern.errors",
+    "KernelError": "pykern.errors",
+    "ModelError": "pykern.errors",
+    "PykernError": "pykern.errors",
+    "ToolchainError": "pykern.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        found = getattr(importlib.import_module(_PUBLIC[name]), name)
+    elif name.startswith("_"):
+        raise AttributeError(f"module 'pykern' has no attribute {name!r}")
+    else:
+        from pykern import op
+
+        if name not in op.names():
+            raise AttributeError(f"module 'pykern' has no attribute {name!r}")
+        found = op.get(name).public
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    from pykern import op
+
+    return sorted({*globals(), *_PUBLIC, *op.names()})

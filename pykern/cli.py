@@ -15,7 +15,9 @@ class LazyGroup(click.Group):
     """A click group whose commands are found by file name, so that ``pykern --help`` starts at once."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(commands.__path__) if not m.name.startswith("_"))
+        return sorted(
+            m.name.replace("_", "-") for m in pkgutil.iter_modules(commands.__path__) if not m.name.startswith("_")
+        )
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self.list_commands(ctx):

@@ -1,0 +1,108 @@
+"""``pykern explain OP``: which variant a problem gets, and why not a faster one."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command("explain", short_help="Which kernel variant a problem gets, and why.")
+@click.argument("op")
+@click.option("--shape", help='Sizes of the tensors: "4096x4096" for the first, or "x=16x4096,w=4096x4096".')
+@click.option("--dtype", default="bf16", show_default=True, help="dtype of the floating-point inputs.")
+@click.option("--arch", default="90a", show_default=True, help="Architecture to plan for.")
+@click.option("--set", "scalars", multiple=True, metavar="NAME=VALUE", help="A scalar argument, e.g. --set log=true.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def command(op: str, shape: str | None, dtype: str, arch: str, scalars: tuple[str, ...], as_json: bool) -> None:
+    """Print the launches that OP is planned with, without compiling anything.
+
+    Without --shape the op's first declared cases are explained.
+    """
+    from pykern import op as registry
+    from pykern.errors import ArgumentError
+    from pykern.op import Spec
+    from pykern.plan import TARGETS, Launch
+    from pykern.schema import dtype_name
+
+    found = registry.get(op)
+    if arch not in TARGETS:
+        raise ArgumentError("--arch", repr(arch), ", ".join(TARGETS))
+    cases = [case_of(found, shape, dtype_name(dtype), scalars)] if shape else list(found.cases())[:4]
+    out = []
+    for case in cases:
+        problem = found.problem_of(case)
+        plan = found.planned(problem, TARGETS[arch])
+        shapes = {k: "x".join(map(str, v.shape)) + f" {v.dtype}" for k, v in case.items() if isinstance(v, Spec)}
+        rows = [
+            {
+                "kernel": la.kernel,
+                "source": la.source,
+                "grid": Launch.triple(la.grid),
+                "block": Launch.triple(la.block),
+                "cluster": Launch.triple(la.cluster),
+                "dynamic_smem": la.smem,
+                "pdl": la.pdl,
+                "cooperative": la.cooperative,
+            }
+            for la in plan.launches
+        ]
+        out.append(
+            {
+                "op": op,
+                "arch": arch,
+                "problem": shapes,
+                "variant": plan.variant,
+                "numerics": plan.numerics,
+                "why": list(plan.why),
+                "launches": rows,
+                "workspace_bytes": sum(w.nbytes for w in plan.workspaces),
+                "bytes": found.nbytes(problem),
+                "flops": found.flops(problem),
+            }
+        )
+    if as_json:
+        click.echo(json.dumps(out if len(out) > 1 else out[0]))
+        return
+    for e in out:
+        click.echo(f"{op} {e['problem']} on sm_{arch}: {e['variant']} (numerics class {e['numerics']})")
+        for reason in e["why"]:
+            click.echo(f"  {reason}")
+        for row in e["launches"]:
+            extra = f", {row['dynamic_smem']} B shared" if row["dynamic_smem"] else ""
+            click.echo(f"  {row['kernel']}: grid {row['grid']}, block {row['block']}{extra}")
+        click.echo(f"  moves at least {e['bytes']:,} bytes, {e['flops']:,} FLOP")
+
+
+def case_of(found, shape: str, dtype: str, scalars: tuple[str, ...]):  # type: ignore[no-untyped-def]
+    """A Case from the command line's shapes and scalars."""
+    from pykern.errors import ArgumentError
+    from pykern.op import Spec
+    from pykern.schema import Scalar, Tensor
+
+    tensors = [a for a in found.inputs if isinstance(a, Tensor)]
+    case = {}
+    for n, part in enumerate(shape.split(",")):
+        name, _, sizes = part.rpartition("=")
+        try:
+            dims = tuple(int(v) for v in sizes.lower().split("x"))
+        except ValueError:
+            raise ArgumentError("--shape", repr(part), "sizes such as 4096x4096") from None
+        if not name and n >= len(tensors):
+            raise ArgumentError("--shape", repr(shape), f"at most {len(tensors)} shapes for {found.name}")
+        spec = next((t for t in tensors if t.name == name), None) if name else tensors[n]
+        if spec is None:
+            raise ArgumentError("--shape", repr(name), ", ".join(t.name for t in tensors))
+        allowed = spec.dtypes if isinstance(spec.dtypes, tuple) else (dtype,)
+        case[spec.name] = Spec(dtype if dtype in allowed else allowed[0], dims)
+    for text in scalars:
+        name, _, value = text.partition("=")
+        known = next((a for a in found.inputs if isinstance(a, Scalar) and a.name == name), None)
+        if known is None:
+            names = [a.name for a in found.inputs if isinstance(a, Scalar)]
+            raise ArgumentError("--set", repr(name), ", ".join(names) or "no scalars")
+        if known.type == "bool":
+            case[name] = value.lower() in ("1", "true", "yes")
+        else:
+            case[name] = {"float": float, "int": int, "str": str}[known.type](value)
+    return case

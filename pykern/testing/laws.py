@@ -1,0 +1,472 @@
+"""The laws: what every op must do, on every backend and architecture. ``check_laws(op)`` runs them all."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+
+from pykern.errors import ArgumentError
+from pykern.numerics import mismatch, same_bits
+from pykern.op import ASYNC_ORDERS, Case, Op, Spec, host, register
+from pykern.plan import TARGETS, Target, host_target
+from pykern.schema import Tensor, output_info
+from pykern.testing.data import DrawFn, clone, make_args
+
+HOST_ARCHS = ("80", "90a", "120")
+
+
+@dataclass(frozen=True)
+class Where:
+    """A backend to run on: ``Where("host", "90a")`` or ``Where("cuda", "")``."""
+
+    backend: str
+    arch: str
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.backend == "cuda" else "cpu"
+
+    def target(self) -> Target:
+        if self.backend == "host":
+            return host_target(self.arch)
+        from pykern.op import runtime
+
+        return runtime().target(0)
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.arch}" if self.arch else self.backend
+
+
+def places() -> list[Where]:
+    """Every backend and architecture this machine can run."""
+    found = [Where("host", arch) for arch in HOST_ARCHS]
+    import torch
+
+    if torch.cuda.is_available():
+        found.append(Where("cuda", ""))
+    return found
+
+
+def as_tuple(result: Any) -> tuple[Any, ...]:
+    if result is None:
+        return ()
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def outputs_of(op: Op, args: dict[str, Any], result: Any) -> tuple[Any, ...]:
+    """What a call produced: its results, then the mutated arguments."""
+    return as_tuple(result) + tuple(args[n] for n in op.mutated)
+
+
+def run(op: Op, args: dict[str, Any]) -> tuple[Any, ...]:
+    """One call with keyword arguments: results and mutated arguments (which are modified)."""
+    return outputs_of(op, args, op(**args))
+
+
+def expected(op: Op, args: dict[str, Any]) -> tuple[Any, ...]:
+    """The reference on CPU copies; a reference of a mutating op returns its results, then the new contents."""
+    import torch
+
+    cpu = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in clone(args).items()}
+    return as_tuple(op.reference(**cpu))
+
+
+def compare(op: Op, got: tuple[Any, ...], want: tuple[Any, ...]) -> str | None:
+    """None when every output agrees with the reference; else what is wrong."""
+    if len(got) != len(want):
+        return f"{len(got)} outputs, the reference has {len(want)}"
+    for i, (y, ref) in enumerate(zip(got, want, strict=True)):
+        tol = op.tolerance(str(y.dtype).removeprefix("torch.")) if y.dtype.is_floating_point else None
+        problem = mismatch(y.cpu(), ref, tol.rtol if tol else 0.0, tol.atol if tol else 0.0)
+        if problem:
+            return f"output {i}: {problem}"
+    return None
+
+
+def describe(case: Case) -> str:
+    return ", ".join(f"{k}={v}" for k, v in case.items())
+
+
+def refused(op: Op, error: ArgumentError) -> bool:
+    """Whether a refusal names one of the op's arguments."""
+    names = [a.name for a in op.inputs] + [o.name for o in op.outputs]
+    return any(str(error).startswith((n, f"{op.name}: {n}")) for n in names)
+
+
+# ---- the laws: each takes (op, where, case, seed)
+
+
+def agrees_with_reference(op: Op, where: Where, case: Case, seed_: int) -> None:
+    """The result is the reference's within tolerance, NaN and inf included; inputs stay unchanged; layouts are right
+    or refused by name."""
+    args = make_args(op, case, seed_, where.device)
+    before = clone(args)
+    want = expected(op, args)
+    try:
+        got = run(op, args)
+    except ArgumentError as error:
+        assert any(isinstance(v, Spec) and v.layout != "contiguous" for v in case.values()), (
+            f"{error} for {describe(case)}"
+        )
+        assert refused(op, error), f"the refusal names no argument: {error}"
+        return
+    problem = compare(op, got, want)
+    assert problem is None, f"{op.name} on {where}: {problem} for {describe(case)}"
+    for spec in op.inputs:
+        if isinstance(spec, Tensor) and spec.role != "mutated" and args.get(spec.name) is not None:
+            a, b = args[spec.name], before[spec.name]
+            for x, y in zip(a, b, strict=True) if spec.many else ((a, b),):
+                assert same_bits(x, y), f"{op.name} on {where}: input {spec.name} was changed for {describe(case)}"
+
+
+def writes_every_output(op: Op, where: Where, case: Case, seed_: int) -> None:
+    """``out=`` gets every element written (poisoned before), and nothing outside it (guard bands)."""
+    import torch
+
+    if op.mutated or not op.outputs:
+        return
+    args = make_args(op, case, seed_, where.device)
+    try:
+        want = as_tuple(run(op, clone(args)))
+    except ArgumentError:
+        return
+    problem = op.problem_of_args(args)
+    guard, outs, bands = 64, [], []
+    for spec in op.outputs:
+        dtype, shape = output_info(problem, spec)
+        n, t = math.prod(shape), getattr(torch, dtype)
+        raw = torch.full(((n + 2 * guard) * t.itemsize,), 0xA5, dtype=torch.uint8, device=where.device)
+        band = raw.view(t)
+        outs.append(band[guard : guard + n].view(shape))
+        bands.append((raw, guard * t.itemsize, n * t.itemsize))
+    op(**args, out=outs[0] if len(outs) == 1 else tuple(outs))
+    raw_outs = outs if op.unpack is None else as_tuple(op.unpack(outs if len(outs) > 1 else outs[0], args))
+    for y, ref in zip(raw_outs, want, strict=True):
+        assert same_bits(y, ref), f"{op.name} on {where}: out= differs from the functional form for {describe(case)}"
+    for raw, start, n in bands:
+        clean = bool((raw[:start] == 0xA5).all()) and bool((raw[start + n :] == 0xA5).all())
+        assert clean, f"{op.name} on {where}: wrote outside out for {describe(case)}"
+
+
+def same_bits_every_run(op: Op, where: Where, case: Case, seed_: int) -> None:
+    """Twice the same call gives the same bits; on the host backend under other schedules too."""
+    args = make_args(op, case, seed_, where.device)
+    try:
+        first = run(op, clone(args))
+    except ArgumentError:
+        return
+    for n in (1, 2):
+        if where.backend == "host":
+            with host(seed=seed_ % 1000 + n, async_order=ASYNC_ORDERS[n]):
+                again = run(op, clone(args))
+        else:
+            again = run(op, clone(args))
+        for a, b in zip(first, again, strict=True):
+            assert same_bits(a, b), f"{op.name} on {where}: run {n} gave other bits for {describe(case)}"
+
+
+def row_alone_and_in_batch(op: Op, where: Where, case: Case, seed_: int) -> None:
+    """A row computed alone has the bits it has inside the batch, when both plans have one numerics class; within
+    tolerance otherwise."""
+    if not op.rowwise:
+        return
+    args = make_args(op, case, seed_, where.device)
+    name, axis = op.rowwise[0]
+    rows = args[name].shape[axis]
+    if rows < 2:
+        return
+    try:
+        whole = run(op, clone(args))
+        row = seed_ % rows
+        alone = {k: v for k, v in args.items()}
+        for n, ax in op.rowwise:
+            if args[n] is not None:
+                alone[n] = args[n].narrow(ax, row, 1)
+        alone = clone(alone)
+        numerics = [op.planned(op.problem_of_args(a), where.target()).numerics for a in (args, alone)]
+        single = run(op, alone)
+    except ArgumentError:
+        return
+    for y, one in zip(whole, single, strict=True):
+        if y.numel() == 0:
+            continue
+        part = y.narrow(0, row, 1)
+        if numerics[0] == numerics[1]:
+            assert same_bits(part, one), f"{op.name} on {where}: row {row} alone has other bits for {describe(case)}"
+        else:
+            tol = op.tolerance(str(y.dtype).removeprefix("torch."))
+            problem = mismatch(one, part.double(), 2 * tol.rtol, 2 * tol.atol)
+            assert problem is None, f"{op.name} on {where}: row {row} alone: {problem}"
+
+
+def plans_are_few(op: Op, where: Where, case: Case, seed_: int) -> None:
+    """Every kernel a drawn problem is planned with is among those the op's own cases reach."""
+    target = where.target()
+    try:
+        problem = op.problem_of(case) if op.make is None else op.problem_of_args(make_args(op, case, seed_))
+        plan = op.planned(problem, target)
+    except ArgumentError:
+        return
+    known = known_kernels(op, target)
+    for launch in plan.launches:
+        assert launch.kernel in known, f"{launch.kernel} is not reached by {op.name}.cases() on {target.arch}"
+    assert not plan.launches or (plan.variant and plan.numerics), f"{op.name}: a plan without variant or numerics"
+
+
+_known: dict[tuple[str, Target], set[str]] = {}
+
+
+def known_kernels(op: Op, target: Target) -> set[str]:
+    """Kernels that the op's declared cases reach on ``target``."""
+    key = (op.name, target)
+    if key not in _known:
+        found: set[str] = set()
+        for case in op.cases():
+            found |= {launch.kernel for launch in op.planned(op.problem_of(case), target).launches}
+        assert len(found) <= 400, f"{op.name} has {len(found)} variants on {target.arch}"
+        _known[key] = found
+    return _known[key]
+
+
+def checker_is_silent(op: Op, where: Where, case: Case, seed_: int) -> None:
+    """The host checker finds nothing: no race, no access out of bounds, no uninitialised read, no missing wait."""
+    if where.backend != "host":
+        return
+    args = make_args(op, case, seed_)
+    try:
+        with host(check=True, seed=seed_ % 1000, async_order=ASYNC_ORDERS[seed_ % 3]):
+            run(op, args)
+    except ArgumentError:
+        return
+
+
+def discriminates(op: Op, where: Where, case: Case, seed_: int) -> None:
+    """The data and the comparator tell a wrong result from a right one: planted errors are caught."""
+    if any(isinstance(v, Spec) and v.fill == "spiky" for v in case.values()):
+        return
+    args = make_args(op, case, seed_, where.device)
+    want = expected(op, args)
+    for i, ref in enumerate(want):
+        if not ref.numel() or not ref.dtype.is_floating_point or not bool(ref.abs().sum() > 0):
+            continue
+        name = op.outputs[i].name if i < len(op.outputs) else ""
+        tol = op.tolerance(_output_dtype(op, args, name))
+        flat = ref.double().reshape(-1)
+        at = int(flat.abs().nan_to_num(0.0).argmax())
+        wrong = flat.clone()
+        wrong[at] += 3 * (tol.atol + tol.rtol * float(flat[at].abs()))
+        assert mismatch(wrong, flat, tol.rtol, tol.atol), f"{op.name}: an error of 3 tolerances passes"
+        wrong = flat.clone()
+        wrong[at] = float("nan")
+        assert mismatch(wrong, flat, tol.rtol, tol.atol), f"{op.name}: a NaN passes"
+
+
+def _output_dtype(op: Op, args: dict[str, Any], name: str) -> str:
+    problem = op.problem_of_args(args)
+    for spec in op.outputs:
+        if spec.name == name:
+            return output_info(problem, spec)[0]
+    return next(problem[n].dtype for n in op.mutated)
+
+
+DRAWN: dict[str, Callable[[Op, Where, Case, int], None]] = {
+    "agrees_with_reference": agrees_with_reference,
+    "writes_every_output": writes_every_output,
+    "same_bits_every_run": same_bits_every_run,
+    "row_alone_and_in_batch": row_alone_and_in_batch,
+    "plans_are_few": plans_are_few,
+    "checker_is_silent": checker_is_silent,
+    "discriminates": discriminates,
+}
+
+
+# ---- laws that draw nothing
+
+
+def mutants_are_caught(op: Op, where: Where) -> None:
+    """Each wrong kernel the op plants (a text change in its source) is caught by the reference law."""
+    if where.backend != "host" or where.arch != "90a":
+        return
+    from pykern.jit import sources
+
+    text = sources.locate(op.source).read_text()
+    for number, (old, new) in enumerate(op.mutants):
+        assert text.count(old) >= 1, f"{op.name}: mutant {number} changes {old!r}, which is not in {op.source}"
+        digest = hashlib.sha256(f"{text}{old}{new}".encode()).hexdigest()[:12]
+        folder = Path(tempfile.gettempdir()) / f"pykern-mutants-{digest}"
+        folder.mkdir(exist_ok=True)
+        path = folder / Path(op.source).name
+        path.write_text(text.replace(old, new))
+        wrong = register(
+            replace(op, name=f"{op.name}_mutant_{digest}", source=str(path), plan=_replanned(op, str(path)), mutants=())
+        )
+        caught = False
+        for case in [*_small_cases(op), *drawn_cases(op, 12)]:
+            for seed_ in range(2):
+                args = make_args(op, case, seed_)
+                want = expected(op, args)
+                try:
+                    caught = compare(op, run(wrong, args), want) is not None
+                except ArgumentError:
+                    continue
+                except Exception:
+                    caught = True
+                if caught:
+                    break
+            if caught:
+                break
+        assert caught, f"{op.name}: the planted error {old!r} -> {new!r} passes the reference law"
+
+
+def _replanned(op: Op, path: str) -> Callable[..., Any]:
+    def plan(problem: Any, target: Target) -> Any:
+        made = op.plan(problem, target)
+        swap = tuple(replace(la, source=path if la.source in ("", op.source) else la.source) for la in made.launches)
+        return replace(made, launches=swap)
+
+    return plan
+
+
+def _small_cases(op: Op) -> list[Case]:
+    def volume(case: Case) -> int:
+        return sum(math.prod(v.shape) for v in case.values() if isinstance(v, Spec))
+
+    return [c for c in op.cases() if volume(c) <= 1 << 16][:12]
+
+
+def drawn_cases(op: Op, count: int) -> list[Case]:
+    """``count`` cases of the op's strategy, the same every time."""
+    found: list[Case] = []
+
+    @seed(7)
+    @settings(max_examples=count, database=None, deadline=None)
+    @given(st.data())
+    def collect(data: st.DataObject) -> None:
+        found.append(op.draw(DrawFn(data.draw)))
+
+    collect()
+    return found
+
+
+def bad_arguments_are_named(op: Op, where: Where) -> None:
+    """Wrong kinds, dtypes, ranks and devices raise ArgumentError with the argument's name and what is allowed."""
+    import torch
+
+    case = next(iter(_small_cases(op) or list(op.cases())))
+    good = make_args(op, case, 1, where.device)
+    for spec in op.inputs:
+        if not isinstance(spec, Tensor) or spec.many or good.get(spec.name) is None:
+            continue
+        t = good[spec.name]
+        bad: list[Any] = [3.5, "text", torch.zeros((1,) * 9, dtype=t.dtype, device=t.device)]
+        if isinstance(spec.dtypes, tuple) and "complex64" not in spec.dtypes:
+            bad.append(torch.zeros(tuple(t.shape), dtype=torch.complex64, device=t.device))
+        if not spec.optional:
+            bad.append(None)
+        for value in bad:
+            try:
+                op(**{**clone(good), spec.name: value})
+            except ArgumentError as error:
+                text = str(error)
+                assert spec.name in text, f"{op.name}: {value!r} for {spec.name}: the message does not name it: {text}"
+                assert "allowed" in text, f"{op.name}: {text} does not say what is allowed"
+            else:
+                what = f"{type(value).__name__}{tuple(value.shape) if isinstance(value, torch.Tensor) else ''}"
+                raise AssertionError(f"{op.name} on {where}: {spec.name} = {what} was accepted")
+
+
+def refuses_gradients(op: Op, where: Where) -> None:
+    """An input that requires grad is refused by name: the ops are inference-only."""
+    import torch
+
+    from pykern.errors import GradientError
+    from pykern.op import runtime
+
+    if not runtime().launcher.pkl_has_grad_check():
+        return
+    case = next(iter(_small_cases(op) or list(op.cases())))
+    args = make_args(op, case, 1, where.device)
+    for spec in op.inputs:
+        t = args.get(spec.name)
+        if (
+            isinstance(spec, Tensor)
+            and not spec.many
+            and t is not None
+            and t.dtype.is_floating_point
+            and spec.role != "mutated"
+        ):
+            wrong = clone(args)
+            wrong[spec.name] = wrong[spec.name].requires_grad_()
+            try:
+                op(**wrong)
+            except GradientError as error:
+                assert op.name in str(error)
+            else:
+                raise AssertionError(f"{op.name}: {spec.name} requires grad and was accepted")
+            with torch.no_grad():
+                op(**wrong)
+            return
+
+
+def passes_opcheck(op: Op, where: Where) -> None:
+    """torch.library.opcheck: schema, fake kernel and dispatch agree."""
+    import torch
+
+    op.public  # noqa: B018  registers
+    packet = getattr(torch.ops.pykern, op.name)
+    case = next(iter(_small_cases(op) or list(op.cases())))
+    args = make_args(op, case, 1, where.device)
+    torch.library.opcheck(packet.default, tuple(args[a.name] for a in op.inputs), test_utils=_OPCHECKS)
+
+
+_OPCHECKS = ("test_schema", "test_faketensor", "test_autograd_registration")
+
+FIXED: dict[str, Callable[[Op, Where], None]] = {
+    "mutants_are_caught": mutants_are_caught,
+    "bad_arguments_are_named": bad_arguments_are_named,
+    "refuses_gradients": refuses_gradients,
+    "passes_opcheck": passes_opcheck,
+}
+LAWS = (*DRAWN, *FIXED)
+
+
+def check_law(op: Op, law: str, where: Where, examples: int | None = None) -> None:
+    """Check one law of ``op`` on one backend; AssertionError says what was broken and for which arguments."""
+    if law in FIXED:
+        if where.backend == "host":
+            with host(arch=where.arch):
+                FIXED[law](op, where)
+        else:
+            FIXED[law](op, where)
+        return
+    test = DRAWN[law]
+
+    @given(st.data(), st.integers(0, 2**31 - 1))
+    def holds(data: st.DataObject, seed_: int) -> None:
+        case = op.draw(DrawFn(data.draw))
+        if where.backend == "host":
+            with host(arch=where.arch):
+                test(op, where, case, seed_)
+        else:
+            test(op, where, case, seed_)
+
+    (settings(max_examples=examples)(holds) if examples else holds)()
+
+
+def check_laws(op: Op, where: Where | None = None, examples: int | None = None) -> None:
+    """Check every law of ``op`` (an :class:`pykern.op.Op`, registered or not), everywhere this machine can run."""
+    register(op)
+    for place in [where] if where else places():
+        for law in LAWS:
+            check_law(op, law, place, examples)
+
+
+__all__ = ["DRAWN", "FIXED", "HOST_ARCHS", "LAWS", "TARGETS", "Where", "check_law", "check_laws", "places"]
