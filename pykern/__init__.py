@@ -37,8 +37,8 @@ def __getattr__(name: str) -> Any:
     elif name.startswith("_"):
         raise AttributeError(f"module 'pykern' has no attribute {name!r}")
     else:
-        from pykern import op
-
+        # Not `from pykern import op`: that would ask this function for "op" first.
+        op = importlib.import_module("pykern.op")
         if name not in op.names():
             raise AttributeError(f"module 'pykern' has no attribute {name!r}")
         found = op.get(name).public
@@ -47,6 +47,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from pykern import op
-
+    op = importlib.import_module("pykern.op")
     return sorted({*globals(), *_PUBLIC, *op.names()})

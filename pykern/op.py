@@ -277,7 +277,8 @@ def host(
 ) -> Iterator[HostOptions]:
     """Vary how CPU tensors run, on this thread, inside ``with``: see :class:`HostOptions`. Settings nest."""
     before = host_options()
-    given: dict[str, Any] = dict(arch=arch, check=check, trace=trace, seed=seed, async_order=async_order, threads=threads, sms=sms)
+    given: dict[str, Any] = {"arch": arch, "check": check, "trace": trace, "seed": seed, "async_order": async_order}
+    given |= {"threads": threads, "sms": sms}
     new = replace(before, **{k: v for k, v in given.items() if v is not None})
     if new.async_order not in ASYNC_ORDERS:
         raise ArgumentError("async_order", repr(new.async_order), ", ".join(ASYNC_ORDERS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -29,7 +30,7 @@ def command(op: str, shape: str | None, dtype: str, arch: str, scalars: tuple[st
     if arch not in TARGETS:
         raise ArgumentError("--arch", repr(arch), ", ".join(TARGETS))
     cases = [case_of(found, shape, dtype_name(dtype), scalars)] if shape else list(found.cases())[:4]
-    out = []
+    out: list[dict[str, Any]] = []
     for case in cases:
         problem = found.problem_of(case)
         plan = found.planned(problem, TARGETS[arch])
@@ -74,14 +75,14 @@ def command(op: str, shape: str | None, dtype: str, arch: str, scalars: tuple[st
         click.echo(f"  moves at least {e['bytes']:,} bytes, {e['flops']:,} FLOP")
 
 
-def case_of(found, shape: str, dtype: str, scalars: tuple[str, ...]):  # type: ignore[no-untyped-def]
+def case_of(found: Any, shape: str, dtype: str, scalars: tuple[str, ...]) -> dict[str, Any]:
     """A Case from the command line's shapes and scalars."""
     from pykern.errors import ArgumentError
     from pykern.op import Spec
     from pykern.schema import Scalar, Tensor
 
     tensors = [a for a in found.inputs if isinstance(a, Tensor)]
-    case = {}
+    case: dict[str, Any] = {}
     for n, part in enumerate(shape.split(",")):
         name, _, sizes = part.rpartition("=")
         try:
