@@ -7,9 +7,12 @@ importing pykern imports no torch.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
+
+_HERE = Path(__file__).parent
 
 # Public names that are not ops, and the module each lives in.
 _PUBLIC = {
@@ -34,7 +37,8 @@ _PUBLIC = {
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         found = getattr(importlib.import_module(_PUBLIC[name]), name)
-    elif name.startswith("_"):
+    elif name.startswith("_") or (_HERE / name).is_dir() or (_HERE / f"{name}.py").is_file():
+        # A submodule is no attribute until it is imported; `from pykern import x` asks here first.
         raise AttributeError(f"module 'pykern' has no attribute {name!r}")
     else:
         # Not `from pykern import op`: that would ask this function for "op" first.

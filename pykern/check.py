@@ -25,7 +25,8 @@ def recording() -> Iterator[list[dict[str, Any]]]:
     Each report is ``{"op", "findings", "lines", "launches"}``; addresses are resolved to ``file`` and ``line``.
     """
     before = getattr(_local, "reports", None)
-    _local.reports = reports = []
+    reports: list[dict[str, Any]] = []
+    _local.reports = reports
     try:
         yield reports
     finally:

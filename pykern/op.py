@@ -194,8 +194,7 @@ _registry_lock = threading.Lock()
 
 def names() -> list[str]:
     """Names of the ops of the package, sorted (from file names; imports nothing)."""
-    from pykern import ops
-
+    ops = importlib.import_module("pykern.ops")
     return sorted(m.name for m in pkgutil.iter_modules(ops.__path__) if not m.name.startswith("_"))
 
 
