@@ -10,6 +10,7 @@ _ERROR = re.compile(
 )
 _OTHER = (
     re.compile(r"(?P<text>(?:nvcc|ptxas|cicc|cudafe\+\+|nvlink)[^\n]*\b(?:fatal|error)\b.*)"),
+    re.compile(r".*?(?P<text>undefined symbol: .*)"),
     re.compile(r"(?P<text>.*\b(?:undefined reference to|cannot find -l|ld returned|ld: ).*)"),
     re.compile(r"(?P<text>.*(?:Killed|No space left on device|File size limit exceeded|Permission denied).*)"),
     re.compile(r"(?P<text>.*\berror: .*)"),

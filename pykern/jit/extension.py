@@ -196,7 +196,9 @@ def _compile(recipe: Recipe, key: str, work: Path) -> str:
 
 
 def _failure(recipe: Recipe, error: BaseException, work: Path) -> BuildError:
-    output = str(error)
+    causes, output = error.__cause__, str(error)
+    if isinstance(causes, OSError):  # the library was built but does not load: the loader's words are in the cause
+        output = str(causes).replace(str(work) + os.sep, "")
     found = diagnose.diagnose(output)
     where = found.where.replace(str(work) + os.sep, "").removeprefix(f"{sources.root()}{os.sep}")
     shown = diagnose.Diagnosis(where, found.text, found.hint)

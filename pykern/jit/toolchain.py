@@ -29,6 +29,7 @@ CUDA_WHEELS = {
     "nvidia-cuda-cccl": "13.0.85",
     "nvidia-cuda-runtime": "13.0.96",
 }
+USUAL = Path("/usr/local/cuda")  # where NVIDIA's installer puts a toolkit
 _ADVICE = "install a CUDA toolkit, set CUDA_HOME to one, or `pip install pykern[cuda]` (NVIDIA's own wheels)"
 
 
@@ -191,9 +192,8 @@ def _locate_cuda() -> tuple[Path, str]:
     wheels = _wheel_homes()
     if wheels:
         return wheels[0], "wheel"
-    usual = Path("/usr/local/cuda")
-    if (usual / "bin" / "nvcc").is_file():
-        return usual, "/usr/local/cuda"
+    if (USUAL / "bin" / "nvcc").is_file():
+        return USUAL, str(USUAL)
     raise ToolchainError(f"no CUDA compiler: CUDA_HOME is not set, nvcc is not on PATH and not in a wheel; {_ADVICE}")
 
 

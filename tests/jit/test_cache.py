@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pykern.jit import cache
+
 from .conftest import python_command, python_env, run_python
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from pykern.errors import ArgumentError
 from pykern.jit import sources
+
 from .conftest import REPO, run_python, settle
 
 

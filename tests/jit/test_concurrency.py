@@ -1,0 +1,173 @@
+"""Many processes and threads, and builders that die: one build, all correct, nothing broken afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from pykern.errors import BuildError
+from pykern.jit import build, cache
+
+from .conftest import python_command, python_env, run_python
+
+LOAD = 'v = build.variant("ops/k.cuh", "answer<11>", backend="host"); print(call(v), v.cached, extension.builds)'
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.01)
+
+
+def leftovers() -> list[Path]:
+    return [path for path in cache.store().iterdir() if path.name.startswith((".build", ".private", ".trash"))]
+
+
+def test_16_processes_of_8_threads_make_one_build(fake_root: Path) -> None:
+    """pains 5: the same cold op everywhere at once. Two libraries (runtime and variant), each built once in all."""
+    code = """
+    results, errors = [], []
+    gate = threading.Barrier(8)
+    def work():
+        try:
+            gate.wait()
+            results.append(call(build.variant("ops/k.cuh", "answer<11>", backend="host")))
+        except BaseException as error:
+            errors.append(repr(error))
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    print(extension.builds, results == [11] * 8, errors)
+    """
+    processes = [
+        subprocess.Popen(
+            python_command(code), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=python_env()
+        )
+        for _ in range(16)
+    ]
+    outputs = [process.communicate(timeout=180) for process in processes]
+    assert [out.split(" ", 1)[1].strip() for out, _ in outputs] == ["True []"] * 16, outputs
+    assert sum(int(out.split()[0]) for out, _ in outputs) == 2
+    assert [entry["state"] for entry in cache.show()["entries"]] == ["ok", "ok"]
+    assert not leftovers()
+
+
+def test_different_variants_at_once_in_one_process(fake_root: Path) -> None:
+    code = """
+    results = {}
+    def work(n): results[n] = call(build.variant("ops/k.cuh", f"answer<{n}>", backend="host"))
+    threads = [threading.Thread(target=work, args=(n,)) for n in (1, 2, 3)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    print(sorted(results.items()), extension.builds, "CXX" in os.environ)
+    """
+    done = run_python(code)
+    assert done.stdout.strip() == "[(1, 1), (2, 2), (3, 3)] 4 False", done.stderr
+
+
+SLOW_CXX = """#!/bin/sh
+case "$*" in *v.cpp*) echo $$ > "$PK_TEST_MARK"; sleep 60 & wait $!;; esac
+exec {cxx} "$@"
+"""
+
+
+@pytest.fixture
+def slow_compiler(tmp_path: Path) -> Path:
+    """A compiler that never gets past a variant, and says when it is there."""
+    path = tmp_path / "slow" / "g++"
+    path.parent.mkdir()
+    path.write_text(SLOW_CXX.format(cxx=shutil.which("g++")))
+    path.chmod(0o755)
+    return path
+
+
+def start_killed_builder(slow_compiler: Path, mark: Path) -> None:
+    env = python_env(CXX=str(slow_compiler), PK_TEST_MARK=str(mark))
+    with subprocess.Popen(
+        python_command(LOAD), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as builder:
+        wait_for(lambda: (mark.exists() and mark.read_text().strip() != "") or builder.poll() is not None)
+        assert builder.poll() is None
+        builder.send_signal(signal.SIGKILL)  # the builder alone; its compiler lives on for a while
+        builder.wait()
+    with_compiler = int(mark.read_text())
+    subprocess.run(["kill", "-TERM", "--", str(with_compiler)], check=False)
+
+
+def test_sigkill_in_the_middle_of_a_build(fake_root: Path, tmp_path: Path, slow_compiler: Path) -> None:
+    """pains 1: the next process builds at once, and sweeps the dead one's folder."""
+    run_python("build.host_runtime()", CXX=str(slow_compiler))
+    start_killed_builder(slow_compiler, tmp_path / "mark")
+    assert leftovers()
+    started = time.monotonic()
+    slow_compiler.write_text(slow_compiler.read_text().replace("sleep 60 & wait $!", "true"))
+    done = run_python(LOAD, CXX=str(slow_compiler), PK_TEST_MARK=str(tmp_path / "mark"))
+    assert done.stdout.strip() == "11 False 1", done.stderr
+    assert time.monotonic() - started < 40
+    assert not leftovers()
+
+
+def test_a_waiter_times_out_and_builds_privately(fake_root: Path) -> None:
+    build.host_runtime()
+    recipe, _ = build._variant_recipe("ops/k.cuh", "answer<11>", "host", "", False, ())
+    with cache.locked(recipe.key()):
+        done = run_python("import warnings; warnings.simplefilter('always')\n" + LOAD, PYKERN_LOCK_TIMEOUT="0.2")
+        assert done.stdout.strip() == "11 False 1"
+        assert "building privately" in done.stderr and "PYKERN_LOCK_TIMEOUT" in done.stderr
+    assert not leftovers()
+
+
+def test_disk_full_on_a_small_file_system(fake_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ENOSPC in the middle of a build: a BuildError that says so, no entry, and a good build once there is room."""
+    place = tmp_path / "tiny"
+    place.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=32k", "pykern-test", str(place)], capture_output=True
+    ).returncode:
+        pytest.skip("mounting a tmpfs is not permitted here")
+    try:
+        monkeypatch.setenv("PYKERN_CACHE", str(place))
+        with pytest.raises(BuildError, match="disk is full"):
+            build.variant("ops/k.cuh", "answer<11>", backend="host")
+        assert not leftovers() and cache.show()["entries"] == []
+        subprocess.run(["mount", "-o", "remount,size=8m", str(place)], check=True)
+        done = run_python(LOAD)
+        assert done.stdout.strip() == "11 False 2", done.stderr
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+def test_files_may_not_grow(fake_root: Path) -> None:
+    """The same through a file size limit, which needs no privilege: the compiler is killed by SIGXFSZ or fails."""
+    code = """
+    import resource
+    import torch.utils.cpp_extension
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    try:
+        build.variant("ops/k.cuh", "answer<11>", backend="host")
+    except Exception as error:
+        print(type(error).__name__, str(error).replace(chr(10), " "))
+    print([p.name for p in cache.store().iterdir() if p.name != ".locks"])
+    """
+    done = run_python(code, PYTHONDONTWRITEBYTECODE="1")
+    lines = done.stdout.strip().splitlines()
+    assert lines and lines[0].startswith("BuildError"), done.stdout + done.stderr
+    assert lines[-1] == "[]"
+    assert run_python(LOAD).stdout.strip() == "11 False 2"
+
+
+def test_cleared_under_a_running_process(fake_root: Path) -> None:
+    """A loaded kernel goes on working, and the next process builds again."""
+    code = """
+    v = build.variant("ops/k.cuh", "answer<11>", backend="host")
+    cache.clear()
+    print(call(v), call(build.variant("ops/k.cuh", "answer<11>", backend="host")), cache.show()["entries"])
+    """
+    assert run_python(code).stdout.strip() == "11 11 []"
+    assert run_python(LOAD).stdout.strip() == "11 False 2"
