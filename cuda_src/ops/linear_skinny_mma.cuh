@@ -1,0 +1,142 @@
+// 16-bit linear for few tokens on mma.sync (m <= 64): y[m, n] = act(sum_k x[m, k] * w[n, k] + bias[n]) + residual.
+//
+// The weights are the traffic, and each is read once, from global memory straight into fragments: w is the 16-row
+// operand, tokens are the 8 columns. Within 32 k, lane group t = lane % 4 holds k 8 t .. 8 t + 7 of its row, one
+// 16-byte load, and both operands are permuted along k alike, so the sum is the same. A block owns 16 * kRowTiles
+// rows of w and 8 * kTokenTiles tokens; its warps split k into slices of 128, and their partial sums are added in
+// warp order. One numerics class: which k a warp takes, and in which order, is fixed, so a row's bits depend neither
+// on the batch nor on the variant.
+// Gated: the first half of the row tiles is gate, the second up, and a block owns 8 * kRowTiles outputs a token.
+#pragma once
+#include "core/mma.cuh"
+#include "core/target.cuh"
+#include "core/vec.cuh"
+#include "ops/linear_epilogue.cuh"
+
+namespace pk {
+
+constexpr int kSkinnyWarps = 8;    // with 128 bytes of weights in flight per lane: 32 KB per block
+constexpr int kSkinnySlice = 128;  // k of one warp per pass: 4 loads per row; part of the numerics class
+
+template <int kRowTiles, int kTokenTiles>
+struct LinearSkinnyMmaSmem {
+  static constexpr int kPitch = 16 * kRowTiles + 4;  // 2 t kPitch + g falls into 32 different banks
+  float part[kSkinnyWarps][8 * kTokenTiles][kPitch];
+};
+
+// Elements at, .. at + 7 of a row of k elements, zeros outside, as mma operand registers. p points to element `at`.
+template <int kVec, typename T, bool kStream>
+PK_DEVICE void load_eight(const T* p, int at, int k, bool row_in, uint32_t (&out)[4]) {
+  Vec<T, 8> all;
+#pragma unroll
+  for (int i = 0; i < 8; i += kVec) {
+    Vec<T, kVec> piece;
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) piece[j].bits = 0;
+    if (row_in && at + i < k) piece = kStream ? ld_vec_stream<T, kVec>(p + i) : ld_vec<T, kVec>(p + i);
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) all[i + j] = piece[j];
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out[i] = all[2 * i].bits | uint32_t(all[2 * i + 1].bits) << 16;
+}
+
+template <typename T, typename To, int kRowTiles, int kTokenTiles, int kVec, bool kGated>
+__global__ void __launch_bounds__(kSkinnyWarps * 32, 2)
+    linear_skinny_mma(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ w_up,
+                      const T* __restrict__ bias, const To* __restrict__ residual, To* __restrict__ y, int m, int n,
+                      int k, int64_t x_stride, int64_t w_stride, int64_t w_up_stride, int64_t residual_stride,
+                      int64_t y_stride, int activation) {
+  constexpr int kThreads = kSkinnyWarps * 32, kUnits = kSkinnySlice / 32;
+  constexpr int kOutRows = (kGated ? 8 : 16) * kRowTiles;
+  static_assert(!kGated || kRowTiles % 2 == 0, "gate and up tiles come in pairs");
+  using Smem = LinearSkinnyMmaSmem<kRowTiles, kTokenTiles>;
+  PK_DYN_SMEM(Smem, s);
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int n0 = int(blockIdx.x) * kOutRows;
+
+  // Row pointers at this lane's k; w rows g and g + 8 of each tile, x row g of each token tile.
+  const T* w_row[kRowTiles][2];
+  bool w_in[kRowTiles][2];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const bool up = kGated && i >= kRowTiles / 2;
+      const int col = n0 + (up ? i - kRowTiles / 2 : i) * 16 + h * 8 + g;
+      w_in[i][h] = col < n;
+      w_row[i][h] = (up ? w_up + col * w_up_stride : w + col * w_stride) + t * 8;
+    }
+  auto load_w = [&](int k0, uint32_t (&regs)[kUnits][kRowTiles][2][4]) {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u)
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          load_eight<kVec, T, true>(w_row[i][h] + k0 + u * 32, k0 + u * 32 + t * 8, k, w_in[i][h], regs[u][i][h]);
+  };
+
+  float acc[kRowTiles][kTokenTiles][4];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+    for (int j = 0; j < kTokenTiles; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) acc[i][j][c] = 0.f;
+
+  uint32_t wr[kUnits][kRowTiles][2][4];
+  int k0 = warp * kSkinnySlice;
+  load_w(k0, wr);  // weights may be read before the kernel that wrote x is done
+  grid_wait();
+  while (k0 < k) {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      const int at = k0 + u * 32;
+#pragma unroll
+      for (int j = 0; j < kTokenTiles; ++j) {
+        uint32_t xr[4];
+        load_eight<kVec, T, false>(x + (j * 8 + g) * x_stride + at + t * 8, at + t * 8, k, j * 8 + g < m, xr);
+#pragma unroll
+        for (int half8 = 0; half8 < 2; ++half8)  // registers 0, 1 of the eight k, then 2, 3
+#pragma unroll
+          for (int i = 0; i < kRowTiles; ++i) {
+            const uint32_t a[4] = {wr[u][i][0][2 * half8], wr[u][i][1][2 * half8], wr[u][i][0][2 * half8 + 1],
+                                   wr[u][i][1][2 * half8 + 1]};
+            mma_m16n8k16<T>(acc[i][j], a, xr + 2 * half8);
+          }
+      }
+    }
+    k0 += kSkinnyWarps * kSkinnySlice;
+    if (k0 < k) load_w(k0, wr);
+  }
+  grid_launch_dependents();
+
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+    for (int j = 0; j < kTokenTiles; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) st(&s.part[warp][j * 8 + mma_col(lane, c)][i * 16 + mma_row(lane, c)], acc[i][j][c]);
+  __syncthreads();
+
+  const LinearEpilogue<T, To, 1> out(bias, residual, y, residual_stride, y_stride, m, n, activation);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < 8 * kTokenTiles * kOutRows; i += kThreads) {
+    const int token = i / kOutRows, r = i % kOutRows;
+    float sum[1] = {0.f}, up[1] = {0.f};
+#pragma unroll
+    for (int v = 0; v < kSkinnyWarps; ++v) {
+      sum[0] += ld(&s.part[v][token][r]);
+      if constexpr (kGated) up[0] += ld(&s.part[v][token][kOutRows + r]);
+    }
+    if constexpr (kGated) {
+      out.store_gated(token, n0 + r, sum, up);
+    } else {
+      out.store(token, n0 + r, sum);
+    }
+  }
+}
+
+}  // namespace pk
