@@ -7,8 +7,8 @@
 //   b[0] (k 2t, 2t+1, column g)       b[1] (k 2t+8, 2t+9, column g)
 //   d[0], d[1] (row g, columns 2t, 2t+1)   d[2], d[3] (row g + 8, the same columns)
 // mma_m16n8k32 (8-bit): as above with four values per register, k 4t .. 4t+3, and 16 further in a[2], a[3],
-// b[1]. mma_m16n8k8_tf32: a[0] (g, t)  a[1] (g + 8, t)  a[2] (g, t + 4)  a[3] (g + 8, t + 4)  b[0] (t, g)
-// b[1] (t + 4, g).
+// b[1].
+// mma_m16n8k8_tf32: one value per register, k t, and 4 further in a[2], a[3], b[1].
 #pragma once
 #include "core/warp.cuh"
 

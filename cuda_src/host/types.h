@@ -121,3 +121,4 @@ PK_DEVICE uint16_t e5m2x2_from_float(float low, float high) {
 }  // namespace pk
 
 #include "core/scalar.cuh"
+#include "host/packed.h"

@@ -38,6 +38,7 @@ PK_DEVICE uint32_t smem_u32(const void* p) { return static_cast<uint32_t>(__cvta
   T& name = *reinterpret_cast<T*>(pk_dyn_smem_)
 
 #include "core/gpu/types.cuh"
+#include "core/gpu/packed.cuh"
 #include "core/gpu/memory.cuh"
 #include "core/gpu/sync.cuh"
 #include "core/gpu/mma.cuh"
