@@ -347,7 +347,8 @@ class Runtime:
         lib.pkl_init.argtypes = [ctypes.py_object] * 3 + [ctypes.c_void_p] * 3
 
         def address(name: str) -> int | None:
-            return ctypes.cast(getattr(self.host_runtime, name), ctypes.c_void_p).value
+            function = getattr(self.host_runtime, name, None)
+            return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
 
         lib.pkl_init(
             self.planner,

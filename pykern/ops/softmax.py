@@ -12,11 +12,11 @@ from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor
 # (chunks of 16 bytes a row may have, kernel, threads, chunks a thread): the first that fits. 4 chunks a thread are
 # enough bytes in flight for HBM; 8, or 1024 threads, spill: the compiler keeps the row both packed and as floats.
 FITS = (
-    (32, "softmax_warp", 32, 1),
-    (128, "softmax_warp", 32, 4),
-    (512, "softmax_block", 128, 4),
-    (1024, "softmax_block", 256, 4),
-    (2048, "softmax_block", 512, 4),
+    (32, "softmax_rows", 32, 1),
+    (128, "softmax_rows", 32, 4),
+    (512, "softmax_rows", 128, 4),
+    (1024, "softmax_rows", 256, 4),
+    (2048, "softmax_rows", 512, 4),
 )
 LONG_THREADS = 1024
 
@@ -36,17 +36,16 @@ def plan(p: Problem, target: Target) -> Plan:
         grid, block = rows, threads
     else:
         _, name, threads, per = fit
-        if name == "softmax_warp":
-            kernel, grid, block = template(name, x.dtype, per), ceil_div(rows, 4), 128
-        else:
-            kernel, grid, block = template(name, x.dtype, threads, per), rows, threads
+        rows_per_block = 4 if threads == 32 else 1
+        kernel = template(name, x.dtype, threads, per)
+        grid, block = ceil_div(rows, rows_per_block), threads * rows_per_block
     args = (In("x"), OutPtr("y"), I64(rows), I32(p.n), I64(stride), I32(flags))
     why = [f"a row is {chunks} chunks of 16 bytes: {name}, {threads} threads"]
     if not aligned_x:
         why.append(f"rows of x are not 16-byte aligned (stride {stride}): element loads")
     if not aligned_y:
         why.append("rows of y are not 16-byte aligned: element stores")
-    return Plan((Launch(kernel, grid, block, args),), numerics=x.dtype, variant=name, why=tuple(why))
+    return Plan((Launch(kernel, grid, block, args),), numerics=x.dtype, variant=kernel.split('<')[0], why=tuple(why))
 
 
 def reference(x: Any, log: bool = False) -> Any:
@@ -122,8 +121,8 @@ op = Op(
         ArgumentError: a dtype, stride or ``out`` that is not as above.
     """,
     mutants=(
-        ("m = warp_max(m);", "m = m;"),
-        ("s = warp_sum(s);", "s = s;"),
+        ("m = Group::max(m, smem);", "m = m;"),
+        ("s = Group::sum(s, smem);", "s = s;"),
         (
             "at + i < n ? ld(row + at + i) : from_float<T>(-INFINITY)",
             "at + i < n ? ld(row + at + i) : from_float<T>(0.0f)",
