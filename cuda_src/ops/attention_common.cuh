@@ -1,0 +1,198 @@
+// What the attention kernels share: the problem as the launch gives it, who owns which queries, which keys a query
+// sees, where a key lies in memory, and how partial softmax states are merged.
+//
+// All batches are one rule. The queries of sequence s are the last q_len of its kv_len tokens, so query t sits at
+// position kv_len - q_len + t: prefill (q_len = kv_len), a chunk, decode (q_len = 1) and any mix of them. Lengths
+// live on the device, so a captured graph replays with new ones: grids follow capacities, and blocks beyond a
+// length leave early.
+//
+// A tile's rows are (token, head of the group) pairs, token-major: one read of K and V serves the whole group,
+// whatever its size. Scores are kept in units of log2 (exp2 is one instruction); lse leaves as natural log.
+#pragma once
+#include "core/target.cuh"
+#include "core/mma.cuh"
+#include "core/vec.cuh"
+#include "core/warp.cuh"
+
+// One list for every kernel: pykern/ops/attention.py fills it in this order. Strides in elements. `rows` counts
+// pages (paged) or tokens (contiguous) of k and v; page_size is 0 when contiguous. Lengths beyond a capacity and
+// decreasing cu_* are clamped, so that bad metadata reads nothing out of bounds.
+#define PK_ATTENTION_PARAMS(T)                                                                                      \
+  const T *__restrict__ q, const T *__restrict__ k, const T *__restrict__ v, T *__restrict__ out,                   \
+      float *__restrict__ lse, const int32_t *__restrict__ cu_q, const int32_t *__restrict__ cu_kv,                 \
+      const int32_t *__restrict__ kv_lens, const int32_t *__restrict__ page_table, int tokens, int sequences,       \
+      int kv_heads, int group, int d, int rows, int page_size, int max_pages, int64_t table_stride,                 \
+      int64_t q_stride, int64_t q_head_stride, int64_t k_page_stride, int64_t k_stride, int64_t k_head_stride,      \
+      int64_t v_page_stride, int64_t v_stride, int64_t v_head_stride, int causal, int window, float softcap,        \
+      float scale
+#define PK_ATTENTION_ARGS                                                                                           \
+  q, k, v, out, lse, cu_q, cu_kv, kv_lens, page_table, tokens, sequences, kv_heads, group, d, rows, page_size,      \
+      max_pages, table_stride, q_stride, q_head_stride, k_page_stride, k_stride, k_head_stride, v_page_stride,      \
+      v_stride, v_head_stride, causal, window, softcap, scale
+
+namespace pk {
+namespace attention {
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+template <class T>
+struct Problem {
+  const T *q, *k, *v;
+  T* out;
+  float* lse;  // null: not asked for
+  const int32_t *cu_q, *cu_kv, *kv_lens, *page_table;
+  int tokens, sequences, kv_heads, group, d, rows, page_size, max_pages;
+  int64_t table_stride, q_stride, q_head_stride;
+  int64_t k_page_stride, k_stride, k_head_stride, v_page_stride, v_stride, v_head_stride;
+  int causal, window;
+  float softcap, scale;
+
+  PK_DEVICE int heads() const { return kv_heads * group; }
+  // Tokens after cu_q's last entry belong to nobody: a last sequence without keys writes their zeros.
+  PK_DEVICE int sequences_and_tail() const { return cu_q == nullptr ? sequences : sequences + 1; }
+};
+
+PK_DEVICE int clamp(int x, int low, int high) { return x < low ? low : (x > high ? high : x); }
+PK_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+struct Sequence {
+  int q_begin, q_len, kv_begin, kv_len;
+};
+
+template <class T>
+PK_DEVICE Sequence load_sequence(const Problem<T>& p, int s) {
+  Sequence seq;
+  if (p.cu_q == nullptr) {
+    seq.q_len = p.tokens / p.sequences;
+    seq.q_begin = s * seq.q_len;
+  } else {
+    seq.q_begin = clamp(ld(p.cu_q + s), 0, p.tokens);
+    const int end = s < p.sequences ? clamp(ld(p.cu_q + s + 1), seq.q_begin, p.tokens) : p.tokens;
+    seq.q_len = end - seq.q_begin;
+  }
+  seq.kv_begin = 0;
+  seq.kv_len = 0;
+  if (s == p.sequences) return seq;  // the tail
+  if (p.page_table != nullptr) {
+    seq.kv_len = p.max_pages * p.page_size;
+  } else if (p.cu_kv != nullptr) {
+    seq.kv_begin = clamp(ld(p.cu_kv + s), 0, p.rows);
+    seq.kv_len = clamp(ld(p.cu_kv + s + 1), seq.kv_begin, p.rows) - seq.kv_begin;
+  } else {
+    seq.kv_len = p.rows;
+  }
+  if (p.kv_lens != nullptr) seq.kv_len = clamp(ld(p.kv_lens + s), 0, seq.kv_len);
+  return seq;
+}
+
+// Keys [lo, hi) are visible to token t of the sequence: causal hides what comes after the query's own position,
+// a window of W leaves the last W up to it.
+struct alignas(8) Range {
+  int lo, hi;
+};
+
+template <class T>
+PK_DEVICE Range visible(const Problem<T>& p, const Sequence& seq, int t) {
+  const int own = seq.kv_len - seq.q_len + t;
+  Range range;
+  range.hi = p.causal ? clamp(own + 1, 0, seq.kv_len) : seq.kv_len;
+  range.lo = p.window > 0 ? clamp(own - p.window + 1, 0, range.hi) : 0;
+  return range;
+}
+
+// Piece `index` of the batch, where count(sequence) pieces belong to each sequence. All 32 lanes of a warp call it
+// together: every lane counts one sequence, a prefix sum finds the owner. `s` is -1 past the last piece.
+struct Piece {
+  int s, local;
+  Sequence seq;
+};
+
+template <class T, class Count>
+PK_DEVICE Piece find_piece(const Problem<T>& p, int index, Count count) {
+  Piece piece;
+  if (p.sequences == 1 && p.cu_q == nullptr) {  // the common case of one sequence: nothing to search
+    piece.seq = load_sequence(p, 0);
+    piece.local = index;
+    piece.s = index < count(piece.seq) ? 0 : -1;
+    return piece;
+  }
+  const int lane = threadIdx.x % 32;
+  const int all = p.sequences_and_tail();
+  for (int first = 0; first < all; first += 32) {
+    const int mine = first + lane;
+    const int n = mine < all ? count(load_sequence(p, mine)) : 0;
+    int sum = n;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(0xffffffffu, sum, step);
+      if (lane >= step) sum += before;
+    }
+    const unsigned reached = __ballot_sync(0xffffffffu, index < sum);
+    if (reached != 0) {
+      const int owner = __ffs(reached) - 1;
+      piece.s = first + owner;
+      piece.local = index - __shfl_sync(0xffffffffu, sum - n, owner);
+      piece.seq = load_sequence(p, piece.s);
+      return piece;
+    }
+    index -= __shfl_sync(0xffffffffu, sum, 31);
+  }
+  piece.s = -1;
+  piece.local = 0;
+  piece.seq = Sequence{0, 0, 0, 0};
+  return piece;
+}
+
+// Where key `key` of sequence s lies: a page of the cache and a slot in it, or page 0 and a row of k. A page id out
+// of range is never followed: ok is false, and the caller answers NaN.
+struct Slot {
+  int page, row;
+  bool ok;
+};
+
+template <class T>
+PK_DEVICE Slot find_slot(const Problem<T>& p, int s, const Sequence& seq, int key) {
+  if (p.page_table == nullptr) return Slot{0, seq.kv_begin + key, true};
+  const int entry = key / p.page_size;
+  const int page = ld(p.page_table + s * p.table_stride + entry);
+  return Slot{page, key - entry * p.page_size, page >= 0 && page < p.rows};
+}
+
+// A dot product as a score in log2 units. Off, the soft-cap costs one multiplication: cap * tanh(x / cap) -> x.
+struct ScoreScale {
+  float inner, outer;
+  bool capped;
+
+  template <class T>
+  PK_DEVICE explicit ScoreScale(const Problem<T>& p)
+      : inner(p.softcap > 0.f ? p.scale / p.softcap : p.scale * kLog2e),
+        outer(p.softcap * kLog2e),
+        capped(p.softcap > 0.f) {}
+};
+
+// A row's running softmax: the largest score, the sum of exp2(score - max). An empty state is (-inf, 0). exp2 of
+// (-inf) - (-inf) never happens: an empty maximum is replaced by 0, and then every weight is exactly 0.
+PK_DEVICE float finite_base(float max) { return max == -INFINITY ? 0.f : max; }
+
+// Adds the state (m, l) to the state (max, sum); `keep` and `add` are the weights of the two accumulators. Merging
+// an empty state changes no bit, and merging into an empty state copies: so results do not depend on how many
+// empty pieces a grid happens to have.
+struct Merge {
+  float keep, add;
+  PK_DEVICE Merge(float& max, float& sum, float m, float l) {
+    const float top = fmaxf(max, m);
+    const float base = finite_base(top);
+    keep = exp2f(max - base);
+    add = exp2f(m - base);
+    sum = fmaf(sum, keep, l * add);
+    max = top;
+  }
+};
+
+// 1 / sum; a row without any key gives weight 0, so its output is 0.
+PK_DEVICE float inverse(float sum) { return sum == 0.f ? 0.f : 1.f / sum; }
+PK_DEVICE float natural_lse(float max, float sum) { return sum == 0.f ? -INFINITY : (max + log2f(sum)) * kLn2; }
+
+}  // namespace attention
+}  // namespace pk
