@@ -1,0 +1,43 @@
+// The host backend's PK_VARIANT: one exported symbol per variant, as on CUDA.
+#pragma once
+#include <new>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "host/device.h"
+
+namespace pk::host {
+
+// A tensor map carries an address that the checker moves along with its tensor; other arguments travel as they are.
+template <class T>
+inline void relocate(T&) {}
+inline void relocate(TensorMap& map) { pkh_relocate_map(&map); }
+
+template <class... P, size_t... I>
+int launch_packed(void (*kernel)(P...), const PkLaunch* launch, void** args, std::index_sequence<I...>) {
+  using Args = std::tuple<std::decay_t<P>...>;
+  using Closure = std::pair<void (*)(P...), Args>;
+  Closure closure{kernel, Args(*static_cast<std::decay_t<P>*>(args[I])...)};
+  (relocate(std::get<I>(closure.second)), ...);
+  auto thunk = [](const void* p) {
+    const Closure& c = *static_cast<const Closure*>(p);
+    std::apply(c.first, c.second);
+  };
+  return pkh_run(launch, thunk, &closure, sizeof(closure), int(sizeof...(P)));
+}
+
+template <class... P>
+int launch_packed(void (*kernel)(P...), const PkLaunch* launch, void** args) {
+  return launch_packed(kernel, launch, args, std::index_sequence_for<P...>{});
+}
+
+}  // namespace pk::host
+
+#define PK_VARIANT(...)                                                                                    \
+  static int pk_variant_run_(const PkLaunch* launch, void** args) {                                       \
+    return ::pk::host::launch_packed(&__VA_ARGS__, launch, args);                                         \
+  }                                                                                                        \
+  extern "C" __attribute__((visibility("default"))) const void* pk_entry() {                              \
+    return reinterpret_cast<const void*>(&pk_variant_run_);                                               \
+  }

@@ -1,0 +1,208 @@
+// Fibers: stacks, the context switch, and the failure that abandons them all.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "host/runtime.h"
+
+extern "C" {
+__thread pk::host::ThreadView* pkh_current __attribute__((tls_model("initial-exec")));
+// Saves the callee-saved registers on the stack and the stack pointer in *save, then continues at `to`.
+void pkh_switch(void** save, void* to);
+}
+
+#if defined(__x86_64__)
+asm(R"(
+.text
+.p2align 4
+.globl pkh_switch
+.hidden pkh_switch
+.type pkh_switch,@function
+pkh_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp,(%rdi)
+  movq %rsi,%rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size pkh_switch,.-pkh_switch
+)");
+#elif defined(__aarch64__)
+asm(R"(
+.text
+.p2align 4
+.globl pkh_switch
+.hidden pkh_switch
+.type pkh_switch,%function
+pkh_switch:
+  sub sp,sp,#160
+  stp x19,x20,[sp]
+  stp x21,x22,[sp,#16]
+  stp x23,x24,[sp,#32]
+  stp x25,x26,[sp,#48]
+  stp x27,x28,[sp,#64]
+  stp x29,x30,[sp,#80]
+  stp d8,d9,[sp,#96]
+  stp d10,d11,[sp,#112]
+  stp d12,d13,[sp,#128]
+  stp d14,d15,[sp,#144]
+  mov x9,sp
+  str x9,[x0]
+  mov sp,x1
+  ldp x19,x20,[sp]
+  ldp x21,x22,[sp,#16]
+  ldp x23,x24,[sp,#32]
+  ldp x25,x26,[sp,#48]
+  ldp x27,x28,[sp,#64]
+  ldp x29,x30,[sp,#80]
+  ldp d8,d9,[sp,#96]
+  ldp d10,d11,[sp,#112]
+  ldp d12,d13,[sp,#128]
+  ldp d14,d15,[sp,#144]
+  add sp,sp,#160
+  ret
+.size pkh_switch,.-pkh_switch
+)");
+#else
+#error "the host backend has context switches for x86-64 and aarch64"
+#endif
+
+namespace pk::host {
+namespace {
+
+constexpr size_t kStackBytes = 128 * 1024;  // only touched pages cost memory
+constexpr size_t kStacksPerMapping = 32;
+constexpr size_t kGuardedStacks = 4096;     // each guard page costs two of the process's 65,530 mappings
+
+void add_stacks(Worker* w) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* p = mmap(nullptr, kStackBytes * kStacksPerMapping, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) {
+    fprintf(stderr, "pykern host backend: no memory for fiber stacks\n");
+    abort();
+  }
+  for (size_t i = 0; i < kStacksPerMapping; ++i) {
+    const size_t n = w->all_stacks.size();
+    char* low = static_cast<char*>(p) + i * kStackBytes;
+    if (n < kGuardedStacks) mprotect(low, page, PROT_NONE);
+    // Without an offset the hot line of every stack maps to the same set of the first-level cache.
+    char* top = low + kStackBytes - 64 - (n % 31) * 128;
+    w->all_stacks.push_back(std::make_unique<Stack>(Stack{low, kStackBytes, top}));
+  }
+  // Popped from the back: lowest address first.
+  for (size_t i = 0; i < kStacksPerMapping; ++i) w->stacks.push_back(w->all_stacks[w->all_stacks.size() - 1 - i].get());
+}
+
+void fiber_main();
+
+void* fresh_stack_pointer(char* top) {
+  void** sp = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(top) & ~uintptr_t{63});
+#if defined(__x86_64__)
+  *--sp = nullptr;  // a return address that ends backtraces, and keeps rsp % 16 == 8 at entry
+  *--sp = reinterpret_cast<void*>(&fiber_main);
+  for (int i = 0; i < 6; ++i) *--sp = nullptr;
+#else
+  sp -= 20;
+  memset(sp, 0, 160);
+  sp[11] = reinterpret_cast<void*>(&fiber_main);  // x30
+#endif
+  return sp;
+}
+
+Fiber* pop(Worker* w) {
+  if (w->ready.empty()) return nullptr;
+  return w->random ? w->ready.pop_random(w->draw()) : w->ready.pop();
+}
+
+// Continues `to`, or the worker's loop when it is null. `save` receives where the caller can be continued.
+inline void switch_to(Worker* w, void** save, Fiber* to) {
+  if (to == nullptr) {
+    pkh_switch(save, w->main_sp);
+    return;
+  }
+  if (to->sp == nullptr) {
+    if (w->stacks.empty()) add_stacks(w);
+    to->stack = w->stacks.back();
+    w->stacks.pop_back();
+    to->sp = fresh_stack_pointer(to->stack->top);
+  }
+  pkh_current = to;
+  pkh_switch(save, to->sp);
+}
+
+// A thread that has returned hands its stack straight to the next one that has not started: a kernel without
+// barriers runs on a single warm stack.
+__attribute__((noinline)) void fiber_main() {
+  for (;;) {
+    Fiber* f = current();
+    Worker* w = f->block->worker;
+    f->block->grid->thunk(f->block->grid->closure);
+    thread_finished(f);
+    Fiber* next = w->failed ? nullptr : pop(w);
+    Stack* stack = f->stack;
+    f->stack = nullptr;
+    f->sp = nullptr;
+    if (next != nullptr && next->sp == nullptr) {
+      next->stack = stack;
+      next->sp = stack->top;  // any non-null value; the real one is saved when it first suspends
+      pkh_current = next;
+      continue;
+    }
+    w->stacks.push_back(stack);
+    void* dropped;
+    switch_to(w, &dropped, next);
+  }
+}
+
+}  // namespace
+
+void fiber_suspend(Fiber* f, const char* what, const char* file, int line) {
+  Worker* w = f->block->worker;
+  f->waiting = what;
+  f->file = file;
+  f->line = line;
+  if (w->async_order == PK_ASYNC_RANDOM && !w->loads.empty() && w->draw() % 4 == 0) retire_load(w);
+  Fiber* next = pop(w);
+  if (next == f) return;  // what it waited for came about just now
+  switch_to(w, &f->sp, next);
+}
+
+void run_fibers(Worker* w) {
+  while (!w->failed) {
+    Fiber* f = pop(w);
+    if (f == nullptr) return;
+    switch_to(w, &w->main_sp, f);
+  }
+}
+
+void fiber_abandon(Fiber* f) {
+  void* dropped;
+  pkh_switch(&dropped, f->block->worker->main_sp);
+  __builtin_unreachable();
+}
+
+}  // namespace pk::host
+
+// The run ends here: every fiber is left where it is, and the caller gets the text.
+void pkh_fail(const char* file, int line, const char* format, ...) {
+  using namespace pk::host;
+  char text[1024];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(text, sizeof text, format, list);
+  va_end(list);
+  Fiber* f = current();
+  std::string where;
+  if (file != nullptr && *file != 0) where = std::string(base_name(file)) + ":" + std::to_string(line) + ": ";
+  fail_worker(f->block->worker, where + text + " [" + describe_thread(f) + "]");
+  fiber_abandon(f);
+}
