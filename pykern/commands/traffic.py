@@ -178,7 +178,8 @@ def _show(document: dict[str, Any]) -> None:
               + ("at no batch" if pays is None else f"from batch {pays}"))  # fmt: skip
     cost = document["cost"]
     after = f"{100 * cost['occupancy_after']:.3g}%" if cost["fits"] else "does not fit"
-    out.print(f"  what it costs on {cost['cc']} (estimate; {cost['tile_rows']} tokens a block, {cost['threads']} threads): "
+    block = f"{cost['tile_rows']} tokens a block, {cost['threads']} threads"
+    out.print(f"  what it costs on {cost['cc']} (estimate; {block}): "
               f"registers {cost['regs_before']} -> {cost['regs_after']}, "
               f"shared memory {cost['smem_before']} -> {cost['smem_after']} B, "
               f"occupancy {100 * cost['occupancy_before']:.3g}% -> {after}", soft_wrap=True)  # fmt: skip

@@ -1,0 +1,12 @@
+"""Roofline of ops, benchmarks, profiles and whole models; the same program as ``pykern roofline``."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pykern.analysis._cli import run_tool
+from pykern.commands.roofline import command
+
+if __name__ == "__main__":
+    run_tool(command)
