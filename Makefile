@@ -6,7 +6,7 @@ RUN = $(PYTHON) scripts/bootstrap.py run
 MODEL ?= smollm2
 PROMPT ?= The capital of France is
 TOKENS ?= 32
-ARCHS ?= sm_80,sm_90a,sm_120
+ARCHS ?= 80,90a,120
 SANITIZERS ?= memcheck racecheck initcheck synccheck
 
 .DEFAULT_GOAL := help

@@ -79,50 +79,79 @@ class PagedCache:
 
 @dataclass
 class Batch:
-    """One pass through the model over a ragged batch.
+    """One pass through the model over a ragged batch. All tensors are views of ``packed``: one copy to the device.
 
-    ``ids``, ``positions``, ``slots`` int64 [tokens]; ``cu_q`` int32 [sequences + 1] (row ranges), ``kv_lens`` int32
-    [sequences] (cached tokens, this pass included), ``page_table`` int32 [sequences, width]; ``last`` int64
-    [sequences] (row of each sequence's last token), or None when every row is one (decoding).
+    ``ids``, ``positions``, ``slots`` int64 [tokens]; ``last`` int64 [sequences] (row of each sequence's last token),
+    or None when every row is one (decoding); ``cu_q`` int32 [sequences + 1] (row ranges), ``kv_lens`` int32
+    [sequences] (cached tokens, this pass included), ``page_table`` int32 [sequences, width].
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
+    last: torch.Tensor | None
     cu_q: torch.Tensor
     kv_lens: torch.Tensor
     page_table: torch.Tensor
-    last: torch.Tensor | None
+    packed: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(tokens, sequences, page-table width): what a captured graph is made for."""
+        return len(self.ids), len(self.kv_lens), self.page_table.shape[1]
 
     @staticmethod
     def of(cache: PagedCache, work: list[tuple[Sequence, int]], device: torch.device | str = "cpu") -> Batch:
-        """The next ``n`` pending ids of each sequence in ``work`` (pages are reserved)."""
-        ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        cu_q, kv_lens, tables = [0], [], []
+        """The next ``n`` pending ids of each sequence in ``work``; their pages are reserved."""
         for sequence, n in work:
             if not 1 <= n <= len(sequence.pending):
                 raise ArgumentError("tokens of a sequence", n, f"1..{len(sequence.pending)}, its pending ids")
-            start, end = sequence.cached, sequence.cached + n
-            cache.reserve(sequence, end)
-            ids += sequence.ids[start:end]
-            positions += range(start, end)
-            slots += [cache.slot(sequence, p) for p in range(start, end)]
-            cu_q.append(len(ids))
-            kv_lens.append(end)
-            tables.append(sequence.pages + [0] * (cache.width - len(sequence.pages)))
-        decoding = len(ids) == len(work)
+        for sequence, n in work:
+            cache.reserve(sequence, sequence.cached + n)
+        shape = (sum(n for _, n in work), len(work), cache.width)
+        batch = Batch.view(torch.zeros(_words(shape), dtype=torch.int32), shape)
+        row = 0
+        for i, (sequence, n) in enumerate(work):
+            start, rows = sequence.cached, slice(row, row + n)
+            positions = torch.arange(start, start + n)
+            pages = torch.tensor(sequence.pages, dtype=torch.int64)
+            batch.ids[rows] = torch.tensor(sequence.ids[start : start + n])
+            batch.positions[rows] = positions
+            batch.slots[rows] = pages[positions // cache.page_size] * cache.page_size + positions % cache.page_size
+            batch.page_table[i, : len(pages)] = pages
+            batch.kv_lens[i] = start + n
+            row += n
+            batch.cu_q[i + 1] = row
+            if batch.last is not None:
+                batch.last[i] = row - 1
+        return batch if torch.device(device).type == "cpu" else Batch.view(batch.packed.to(device), shape)
 
-        def tensor(values: list, dtype: torch.dtype) -> torch.Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
+    @staticmethod
+    def view(packed: torch.Tensor, shape: tuple[int, int, int]) -> Batch:
+        """The batch that ``packed`` (int32, :func:`_words` of ``shape`` long) holds."""
+        tokens, sequences, width = shape
+        at = 0
 
+        def take(count: int, words: int) -> torch.Tensor:
+            nonlocal at
+            part = packed[at : at + count * words]
+            at += _padded(count * words)
+            return part.view(torch.int64) if words == 2 else part
+
+        ids, positions, slots, last = (take(n, 2) for n in (tokens, tokens, tokens, sequences))
+        cu_q, kv_lens, table = (take(n, 1) for n in (sequences + 1, sequences, sequences * width))
+        decoding = tokens == sequences
         return Batch(
-            tensor(ids, torch.int64),
-            tensor(positions, torch.int64),
-            tensor(slots, torch.int64),
-            tensor(cu_q, torch.int32),
-            tensor(kv_lens, torch.int32),
-            tensor(tables, torch.int32),
-            None if decoding else tensor(cu_q[1:], torch.int64) - 1,
+            ids, positions, slots, None if decoding else last, cu_q, kv_lens, table.view(sequences, width), packed
         )
+
+
+def _padded(words: int) -> int:
+    """Each part starts on 16 bytes, so that kernels may use their widest loads."""
+    return -(-words // 4) * 4
+
+
+def _words(shape: tuple[int, int, int]) -> int:
+    tokens, sequences, width = shape
+    parts = [2 * tokens] * 3 + [2 * sequences, sequences + 1, sequences, sequences * width]
+    return sum(map(_padded, parts))

@@ -56,7 +56,10 @@ class TextModel:
         self.vocab = vocab if vocab is not None else tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text``; special tokens written in it count as such, and the model's first token is added."""
+        """Ids of ``text``; special tokens written in it count as such, and the model's first token is added.
+
+        Bytes that the vocabulary has no token for (SmolLM2: some control characters) are dropped, as elsewhere.
+        """
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         if self.bos is not None and ids[:1] != [self.bos]:
             ids = [self.bos, *ids]
@@ -104,27 +107,30 @@ class TextStream:
     def __init__(self, text: TextModel, context: Iterable[int] = ()) -> None:
         self.text = text
         # Some decoders drop the first id's leading space, so new ids are decoded behind a few earlier ones.
-        self.ids = list(context)[-4:]
+        self.ids = list(context)[-8:]
         self.start = 0  # the window decoded: ids[start:], of which ids[:known] have been given out
         self.known = len(self.ids)
+        while self.known and text.decode(self.ids[: self.known]).endswith("\ufffd"):
+            self.known -= 1  # a character begun in the context is given when it ends
+        self.pushed = False
 
-    def _given(self) -> int:
-        return len(self.text.decode(self.ids[self.start : self.known]).rstrip("\ufffd")) if self.known else 0
+    def _new(self) -> str:
+        whole = self.text.decode(self.ids[self.start :])
+        return whole[len(self.text.decode(self.ids[self.start : self.known])) :]
 
     def push(self, token: int) -> str:
         self.ids.append(token)
-        whole = self.text.decode(self.ids[self.start :])
-        if whole.endswith("\ufffd"):  # ends inside a character, or may
+        self.pushed = True
+        new = self._new()
+        if not new or new.endswith("\ufffd"):  # ends inside a character, or may
             return ""
-        new = whole[self._given() :]
-        if new:
-            # The window starts at a character's end and stops at one: what follows decodes the same without the rest.
-            self.start, self.known = self.known, len(self.ids)
+        # The window starts at a character's end and stops at one: what follows decodes the same without the rest.
+        self.start, self.known = self.known, len(self.ids)
         return new
 
     def end(self) -> str:
         """What is left: the bytes of a character that was never finished, as U+FFFD."""
-        new = self.text.decode(self.ids[self.start :])[self._given() :]
+        new = self._new() if self.pushed else ""
         self.known = len(self.ids)
         return new
 

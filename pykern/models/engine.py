@@ -1,0 +1,148 @@
+"""Running a decoder: prefill in chunks, batches of ragged requests, choosing tokens, stopping and going on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pykern.errors import ArgumentError
+from pykern.graphs import GraphPool
+from pykern.models.cache import Batch, PagedCache, Sequence
+from pykern.models.llama import Llama
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a request's tokens are chosen. ``temperature`` 0 is argmax; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are
+    off. The order is temperature, top-k, top-p, min-p. The seed is the request's own: its tokens do not depend on
+    what else is in the batch."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ArgumentError("temperature", self.temperature, "0 (greedy) or above")
+        if self.top_k < 0:
+            raise ArgumentError("top_k", self.top_k, "0 (off) or above")
+        if not 0 < self.top_p <= 1:
+            raise ArgumentError("top_p", self.top_p, "above 0, up to 1 (off)")
+        if not 0 <= self.min_p < 1:
+            raise ArgumentError("min_p", self.min_p, "0 (off) up to, not including, 1")
+        if not 0 <= self.seed < 2**63:
+            raise ArgumentError("seed", self.seed, "0..2**63 - 1")
+
+
+@dataclass
+class Clock:
+    """Tokens through the model and the seconds they took, prompts and new tokens apart."""
+
+    prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
+
+
+class Engine:
+    """A model with its cache. Sequences may join, leave and come back between any two calls."""
+
+    def __init__(self, model: Llama, cache: PagedCache, *, graphs: bool = False) -> None:
+        self.model, self.cache = model, cache
+        self.device = model.cos_sin.device
+        self.clock = Clock()
+        self.pool = GraphPool(self._run) if graphs else None
+        self.last_decode: Batch | None = None
+
+    def _run(self, packed: torch.Tensor, shape: Any) -> torch.Tensor:
+        return self.model(Batch.view(packed, shape), self.cache)
+
+    @torch.inference_mode()
+    def step(self, work: list[tuple[Sequence, int]]) -> torch.Tensor:
+        """Logits [sequences, vocab] after the next ``n`` pending ids of each sequence."""
+        if self.pool is not None and all(n == 1 for _, n in work):
+            batch = Batch.of(self.cache, work)
+            self.last_decode = batch
+            logits = self.pool(batch.packed, batch.shape)
+        else:
+            batch = Batch.of(self.cache, work, self.device)
+            logits = self.model(batch, self.cache)
+        for sequence, n in work:
+            sequence.cached += n
+        return logits
+
+    def prefill(self, sequences: list[Sequence], chunk: int = 0) -> torch.Tensor:
+        """Logits [sequences, vocab] after all pending ids, ``chunk`` of each sequence at a time (0: all at once)."""
+        if chunk < 0 or not sequences or any(not s.pending for s in sequences):
+            raise ArgumentError("chunk, sequences", (chunk, len(sequences)), "chunk >= 0; sequences with pending ids")
+        rows: dict[int, torch.Tensor] = {}
+        while waiting := [i for i, s in enumerate(sequences) if i not in rows]:
+            work = [(sequences[i], min(chunk or len(sequences[i].pending), len(sequences[i].pending))) for i in waiting]
+            logits = self.step(work)
+            for row, i in zip(logits, waiting, strict=True):
+                if not sequences[i].pending:
+                    rows[i] = row.clone()
+        return torch.stack([rows[i] for i in range(len(sequences))])
+
+    @torch.inference_mode()
+    def choose(self, logits: torch.Tensor, sequences: list[Sequence], sampling: list[Sampling]) -> list[int]:
+        """The next id of each sequence."""
+        if all(s.temperature == 0 for s in sampling):
+            return self.model.ops.argmax(logits).tolist()
+        return sample_rows(self.model.ops, logits, sequences, sampling)
+
+    def generate(
+        self,
+        sequences: list[Sequence],
+        max_tokens: int,
+        sampling: Sampling | list[Sampling] | None = None,
+        *,
+        stop_ids: tuple[int, ...] = (),
+        chunk: int = 0,
+        on_token: Callable[[int, int], None] | None = None,
+    ) -> list[list[int]]:
+        """Up to ``max_tokens`` new ids for each sequence, ending with one of ``stop_ids`` if it comes.
+
+        Ids are appended to the sequences; the last one stays pending, so a later call goes on from the cache.
+        ``on_token(i, id)`` is called as each comes. An earlier call may have been stopped anywhere.
+        """
+        if max_tokens < 0:
+            raise ArgumentError("max_tokens", max_tokens, "0 or above")
+        choices = sampling if isinstance(sampling, list) else [sampling or Sampling()] * len(sequences)
+        new: list[list[int]] = [[] for _ in sequences]
+        if max_tokens == 0 or not sequences:
+            return new
+        started = time.perf_counter()
+        self.clock.prefill_tokens += sum(len(s.pending) for s in sequences)
+        active = list(range(len(sequences)))
+        logits = self.prefill(sequences, chunk)
+        while True:
+            picked = self.choose(logits, [sequences[i] for i in active], [choices[i] for i in active])
+            now = time.perf_counter()
+            if any(len(new[i]) for i in active):
+                self.clock.decode_seconds += now - started
+                self.clock.decode_tokens += len(active)
+            else:
+                self.clock.prefill_seconds += now - started
+            started = now
+            for i, token in zip(active, picked, strict=True):
+                sequences[i].ids.append(token)
+                new[i].append(token)
+                if on_token is not None:
+                    on_token(i, token)
+            active = [i for i in active if len(new[i]) < max_tokens and new[i][-1] not in stop_ids]
+            if not active:
+                return new
+            logits = self.step([(sequences[i], 1) for i in active])
+
+
+def sample_rows(ops: Any, logits: torch.Tensor, sequences: list[Sequence], sampling: list[Sampling]) -> list[int]:
+    """Sampled ids: the random number of a row comes from its request's seed and its position in that request."""
+    raise NotImplementedError

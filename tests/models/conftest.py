@@ -1,0 +1,31 @@
+"""The real model, fetched once; golden tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pykern.errors import ModelError
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@pytest.fixture(scope="session")
+def golden() -> list[dict]:
+    """Greedy tokens of SmolLM2-135M-Instruct (Q4_1, dequantised to float32) from transformers 5.24."""
+    return json.loads((DATA / "smollm2_greedy.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    from pykern.models.hub import model_path
+
+    try:
+        return model_path("smollm2")
+    except ModelError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"needs the model, which is not cached here and cannot be downloaded: {error}")
