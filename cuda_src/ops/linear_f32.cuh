@@ -36,7 +36,7 @@ union LinearF32Smem {
 template <typename To, int BM, int BN, int WM, int WN, int kVec, bool kGated>
 __global__ void __launch_bounds__((BM / WM) * (BN / WN) * 32, 3)
     linear_f32_tiled(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ w_up,
-                     const float* __restrict__ bias, const To* __restrict__ residual, To* __restrict__ y, int m, int n,
+                     const float* __restrict__ bias, const To* residual, To* y, int m, int n,
                      int k, int64_t x_stride, int64_t w_stride, int64_t w_up_stride, int64_t residual_stride,
                      int64_t y_stride, int activation) {
   constexpr int kWarps = (BM / WM) * (BN / WN), kThreads = kWarps * 32, TM = WM / 4, TN = WN / 8;
@@ -162,7 +162,7 @@ struct LinearSkinnyF32Smem {
 template <typename To, int kTokens, int kWarps, int kRows, int kVec, bool kGated>
 __global__ void __launch_bounds__(kWarps * 32)
     linear_f32_skinny(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ w_up,
-                      const float* __restrict__ bias, const To* __restrict__ residual, To* __restrict__ y, int m, int n,
+                      const float* __restrict__ bias, const To* residual, To* y, int m, int n,
                       int k, int64_t x_stride, int64_t w_stride, int64_t w_up_stride, int64_t residual_stride,
                       int64_t y_stride, int activation) {
   using Smem = LinearSkinnyF32Smem<kRows, kWarps * kTokens>;

@@ -39,7 +39,7 @@ PK_DEVICE void copy_async(T* to, const T* from, bool in) {
 template <typename T, typename To, int BM, int BN, int WM, int WN, int kStages, int kVec, bool kGated>
 __global__ void __launch_bounds__((BM / WM) * (BN / WN) * 32, 1)
     linear_mma(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ w_up, const T* __restrict__ bias,
-               const To* __restrict__ residual, To* __restrict__ y, int m, int n, int k, int64_t x_stride,
+               const To* residual, To* y, int m, int n, int k, int64_t x_stride,
                int64_t w_stride, int64_t w_up_stride, int64_t residual_stride, int64_t y_stride, int activation,
                int group_m) {
   constexpr int kWarps = (BM / WM) * (BN / WN), kThreads = kWarps * 32;

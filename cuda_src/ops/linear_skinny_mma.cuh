@@ -15,8 +15,9 @@
 
 namespace pk {
 
-constexpr int kSkinnyWarps = 8;    // with 128 bytes of weights in flight per lane: 32 KB per block
-constexpr int kSkinnySlice = 128;  // k of one warp per pass: 4 loads per row; part of the numerics class
+// Both are part of the numerics class. 8 warps with 8 loads of 16 bytes in flight per lane: 32 KB per block.
+constexpr int kSkinnyWarps = 8;
+constexpr int kSkinnySlice = 128;  // k of one warp per pass
 
 template <int kRowTiles, int kTokenTiles>
 struct LinearSkinnyMmaSmem {
@@ -24,30 +25,34 @@ struct LinearSkinnyMmaSmem {
   float part[kSkinnyWarps][8 * kTokenTiles][kPitch];
 };
 
-// Elements at, .. at + 7 of a row of k elements, zeros outside, as mma operand registers. p points to element `at`.
-template <int kVec, typename T, bool kStream>
+// Elements at .. at + 7 of a row of k elements, zeros outside, as mma operand registers. p points to element `at`.
+template <int kVec, bool kStream, typename T>
 PK_DEVICE void load_eight(const T* p, int at, int k, bool row_in, uint32_t (&out)[4]) {
-  Vec<T, 8> all;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out[i] = 0;
 #pragma unroll
   for (int i = 0; i < 8; i += kVec) {
-    Vec<T, kVec> piece;
+    if (!row_in || at + i >= k) continue;
+    if constexpr (kVec == 1) {
+      const T v = kStream ? ld_stream(p + i) : ld(p + i);
+      out[i / 2] |= uint32_t(v.bits) << (i % 2 * 16);
+    } else {
+      const uint32_t* words = reinterpret_cast<const uint32_t*>(p + i);
+      const auto v = kStream ? ld_vec_stream<uint32_t, kVec / 2>(words) : ld_vec<uint32_t, kVec / 2>(words);
 #pragma unroll
-    for (int j = 0; j < kVec; ++j) piece[j].bits = 0;
-    if (row_in && at + i < k) piece = kStream ? ld_vec_stream<T, kVec>(p + i) : ld_vec<T, kVec>(p + i);
-#pragma unroll
-    for (int j = 0; j < kVec; ++j) all[i + j] = piece[j];
+      for (int j = 0; j < kVec / 2; ++j) out[i / 2 + j] = v[j];
+    }
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) out[i] = all[2 * i].bits | uint32_t(all[2 * i + 1].bits) << 16;
 }
 
 template <typename T, typename To, int kRowTiles, int kTokenTiles, int kVec, bool kGated>
-__global__ void __launch_bounds__(kSkinnyWarps * 32, 2)
+__global__ void __launch_bounds__(kSkinnyWarps * 32, kRowTiles * kTokenTiles <= 4 ? 2 : 1)
     linear_skinny_mma(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ w_up,
-                      const T* __restrict__ bias, const To* __restrict__ residual, To* __restrict__ y, int m, int n,
+                      const T* __restrict__ bias, const To* residual, To* y, int m, int n,
                       int k, int64_t x_stride, int64_t w_stride, int64_t w_up_stride, int64_t residual_stride,
                       int64_t y_stride, int activation) {
-  constexpr int kThreads = kSkinnyWarps * 32, kUnits = kSkinnySlice / 32;
+  constexpr int kThreads = kSkinnyWarps * 32;
+  constexpr int kUnits = kRowTiles == 1 ? 4 : 2, kBatch = 32 * kUnits;  // 8 loads of w in flight per lane
   constexpr int kOutRows = (kGated ? 8 : 16) * kRowTiles;
   static_assert(!kGated || kRowTiles % 2 == 0, "gate and up tiles come in pairs");
   using Smem = LinearSkinnyMmaSmem<kRowTiles, kTokenTiles>;
@@ -75,7 +80,7 @@ __global__ void __launch_bounds__(kSkinnyWarps * 32, 2)
       for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          load_eight<kVec, T, true>(w_row[i][h] + k0 + u * 32, k0 + u * 32 + t * 8, k, w_in[i][h], regs[u][i][h]);
+          load_eight<kVec, true>(w_row[i][h] + k0 + u * 32, k0 + u * 32 + t * 8, k, w_in[i][h], regs[u][i][h]);
   };
 
   float acc[kRowTiles][kTokenTiles][4];
@@ -97,7 +102,7 @@ __global__ void __launch_bounds__(kSkinnyWarps * 32, 2)
 #pragma unroll
       for (int j = 0; j < kTokenTiles; ++j) {
         uint32_t xr[4];
-        load_eight<kVec, T, false>(x + (j * 8 + g) * x_stride + at + t * 8, at + t * 8, k, j * 8 + g < m, xr);
+        load_eight<kVec, false>(x + (j * 8 + g) * x_stride + at + t * 8, at + t * 8, k, j * 8 + g < m, xr);
 #pragma unroll
         for (int half8 = 0; half8 < 2; ++half8)  // registers 0, 1 of the eight k, then 2, 3
 #pragma unroll
@@ -108,7 +113,7 @@ __global__ void __launch_bounds__(kSkinnyWarps * 32, 2)
           }
       }
     }
-    k0 += kSkinnyWarps * kSkinnySlice;
+    k0 += k0 % kSkinnySlice + kBatch == kSkinnySlice ? (kSkinnyWarps - 1) * kSkinnySlice + kBatch : kBatch;
     if (k0 < k) load_w(k0, wr);
   }
   grid_launch_dependents();
