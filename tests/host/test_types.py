@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import subprocess
+from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,7 +91,8 @@ def nearest_even(short: str, x: np.ndarray) -> np.ndarray:
     step = values[-1] - values[-2]
     # The value after the largest, to which an overflow would round.
     table = np.concatenate([values, [values[-1] + step]])
-    magnitude = np.nan_to_num(np.minimum(np.abs(x.astype(np.float64)), table[-1]))
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        magnitude = np.nan_to_num(np.minimum(np.abs(x.astype(np.float64)), table[-1]))
     high = np.clip(np.searchsorted(table, magnitude), 1, len(table) - 1)
     low = high - 1
     middle = (table[low] + table[high]) / 2
@@ -104,9 +108,10 @@ def nearest_even(short: str, x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), NAN_BITS[short], result.astype(np.int64) | sign).astype(STORAGE[short])
 
 
-def hard_floats(short: str, seed: int = 0, count: int = 1_100_000) -> np.ndarray:
-    """Over a million floats: every value of the format, every tie and its neighbours, the ends, NaN, random bits."""
-    rng = np.random.default_rng(seed)
+@functools.cache
+def hard_floats(short: str, seed: int = 0) -> np.ndarray:
+    """A million floats: every value of the format, every tie and its neighbours, the ends, NaN, random bits."""
+    rng, count = np.random.default_rng(seed), 1_000_000
     values = decode(short, all_bits(short)).astype(np.float32)
     values = values[np.isfinite(values)]
     ordered = np.unique(values.astype(np.float64))
@@ -114,15 +119,31 @@ def hard_floats(short: str, seed: int = 0, count: int = 1_100_000) -> np.ndarray
     largest = np.float32(MAX_FINITE[short])
     edge = np.float32(ordered[-1] + (ordered[-1] - ordered[-2]) / 2)
     with np.errstate(over="ignore", invalid="ignore"):
-        special = np.array([0, np.inf, np.nan, 1e-45, 1.2e-38, 3.4e38, largest, edge, 464, 465, 480, 61440], np.float32)
+        special = np.array(
+            [0, np.inf, np.nan, 1e-45, 1.2e-38, 3.4e38, largest, edge, 464, 465, 480, 61440], np.float32
+        )
         near = np.concatenate([values, ties, special])
-        near = np.concatenate([near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf))])
+        near = np.concatenate(
+            [near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf))]
+        )
     nan_payloads = (rng.integers(1, 2**23, 1000) | 0x7F800000).astype(np.uint32)
     bits = rng.integers(0, 2**32, count, dtype=np.uint32)
     # Random bits are mostly out of an fp8's range: half of them are brought into it.
     scaled = (rng.standard_normal(count) * np.exp2(rng.uniform(-12, 10, count))).astype(np.float32)
-    everything = np.concatenate([near, bits[::2].view(np.float32), scaled[::2], nan_payloads.view(np.float32)])
-    return np.ascontiguousarray(np.concatenate([everything, -everything]))
+    rest = count - 2 * near.size - nan_payloads.size
+    parts = [
+        near,
+        -near,
+        nan_payloads.view(np.float32),
+        bits[: rest // 2].view(np.float32),
+        scaled[: rest - rest // 2],
+    ]
+    return np.concatenate(parts)
+
+
+@functools.cache
+def _expected(short: str) -> np.ndarray:
+    return nearest_even(short, hard_floats(short))
 
 
 @pytest.mark.parametrize("short", NAMES)
@@ -142,7 +163,12 @@ def test_to_float_of_every_bit_pattern(library: ctypes.CDLL, short: str) -> None
 @pytest.mark.parametrize("short", NAMES)
 def test_round_trip_of_every_bit_pattern(library: ctypes.CDLL, short: str) -> None:
     bits = all_bits(short)
-    back = convert(library, f"{short}_from_float", convert(library, f"{short}_to_float", bits, np.float32), STORAGE[short])
+    back = convert(
+        library,
+        f"{short}_from_float",
+        convert(library, f"{short}_to_float", bits, np.float32),
+        STORAGE[short],
+    )
     want = decode(short, bits)
     expected = np.where(np.isnan(want), NAN_BITS[short], bits)
     if short == "e5m2":  # the only 8-bit infinities: they saturate
@@ -153,16 +179,16 @@ def test_round_trip_of_every_bit_pattern(library: ctypes.CDLL, short: str) -> No
 @pytest.mark.parametrize("short", NAMES)
 def test_from_float_rounds_to_nearest_even(library: ctypes.CDLL, short: str) -> None:
     x = hard_floats(short)
-    assert x.size > 1_000_000
+    assert x.size >= 1_000_000
     got = convert(library, f"{short}_from_float", x, STORAGE[short])
-    want = nearest_even(short, x)
+    want = _expected(short)
     wrong = np.flatnonzero(got != want)
     assert wrong.size == 0, [(x[i].view(np.uint32), hex(got[i]), hex(want[i])) for i in wrong[:5]]
 
 
 def test_the_reference_sees_wrong_rounding() -> None:
     """Truncation, ties away and flushed subnormals differ from nearest_even on these inputs."""
-    x = hard_floats("bf16", count=1000)
+    x = hard_floats("bf16")
     bits = x.view(np.uint32)
     number = ~np.isnan(x)
     right = nearest_even("bf16", x)
@@ -170,7 +196,7 @@ def test_the_reference_sees_wrong_rounding() -> None:
     with np.errstate(over="ignore"):
         away = ((bits.astype(np.uint64) + 0x8000) >> 16).astype(np.uint16)
     assert (away[number] != right[number]).any()
-    half = hard_floats("half", count=1000)
+    half = hard_floats("half")
     flushed = np.where(np.abs(half) < 2.0**-14, np.float32(0), half)
     assert (nearest_even("half", flushed) != nearest_even("half", half)).any()
 
@@ -204,11 +230,13 @@ def test_fp8_against_torch(library: ctypes.CDLL, short: str, dtype: torch.dtype)
     ours8 = convert(library, f"{short}_from_float", x, np.uint8)
     theirs8 = torch.from_numpy(x).to(dtype).view(torch.uint8).numpy()
     finite = np.isfinite(torch.from_numpy(theirs8).view(dtype).float().numpy()) & np.isfinite(x)
-    assert finite.sum() > 500_000
+    assert finite.sum() > 400_000
     assert np.array_equal(ours8[finite], theirs8[finite])
     beyond = ~finite & ~np.isnan(x)
     assert np.isinf(x[beyond]).sum() >= 2
-    assert (np.abs(convert(library, f"{short}_to_float", ours8[beyond], np.float32)) == MAX_FINITE[short]).all()
+    assert (
+        np.abs(convert(library, f"{short}_to_float", ours8[beyond], np.float32)) == MAX_FINITE[short]
+    ).all()
 
 
 def test_tf32_keeps_ten_bits_and_rounds_ties_away(library: ctypes.CDLL) -> None:
@@ -225,11 +253,13 @@ def test_tf32_keeps_ten_bits_and_rounds_ties_away(library: ctypes.CDLL) -> None:
 
 @pytest.mark.parametrize("short", ["half", "bf16"])
 def test_pairs(library: ctypes.CDLL, short: str) -> None:
-    x = hard_floats(short, count=20_000)
+    x = hard_floats(short)
     x = x[: x.size // 2 * 2]
     single = convert(library, f"{short}_from_float", x, np.uint16)
     packed = np.empty(x.size // 2, np.uint32)
-    getattr(library, f"{short}_pack2")(ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(packed.ctypes.data), x.size)
+    getattr(library, f"{short}_pack2")(
+        ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(packed.ctypes.data), x.size
+    )
     assert np.array_equal(packed.view(np.uint16), single)
     unpacked = np.empty(x.size, np.float32)
     getattr(library, f"{short}_unpack2")(
@@ -242,10 +272,8 @@ def test_pairs(library: ctypes.CDLL, short: str) -> None:
 @pytest.mark.parametrize("short", ["half", "bf16"])
 def test_fma2_rounds_once(library: ctypes.CDLL, short: str) -> None:
     """Against exact rational arithmetic, on operands chosen to make double rounding show."""
-    from fractions import Fraction
-
     rng = np.random.default_rng(2)
-    bits = rng.integers(0, 2**16, (3000, 3, 2)).astype(np.uint16)
+    bits = rng.integers(0, 2**16, (300, 3, 2)).astype(np.uint16)
     if short == "half":
         bits = bits & 0xFBFF  # no NaN, no infinity
     else:
@@ -256,7 +284,7 @@ def test_fma2_rounds_once(library: ctypes.CDLL, short: str) -> None:
     bits[0, :, 1] = [tie[0], tie[1], tie[2] | 0x8000]
     values = decode(short, bits)
     packed = np.ascontiguousarray(bits).view(np.uint32).reshape(-1)
-    out = np.empty(3000, np.uint32)
+    out = np.empty(300, np.uint32)
     getattr(library, f"{short}_fma2")(
         ctypes.c_void_p(packed.ctypes.data), ctypes.c_void_p(out.ctypes.data), packed.size
     )
@@ -265,7 +293,7 @@ def test_fma2_rounds_once(library: ctypes.CDLL, short: str) -> None:
     finite = finite[np.isfinite(finite)]
     step = finite[-1] - finite[-2]
     differs_from_naive = 0
-    for i in range(3000):
+    for i in range(300):
         for lane in range(2):
             a, b, c = (Fraction(float(v)) for v in values[i, :, lane])
             exact = a * b + c
@@ -280,8 +308,13 @@ def test_fma2_rounds_once(library: ctypes.CDLL, short: str) -> None:
             if exact < 0 or (exact == 0 and got == 0x8000):
                 want |= 0x8000
             assert got == want, (i, lane, hex(got), hex(want), values[i, :, lane])
-            naive = nearest_even(short, np.array([np.float32(values[i, 0, lane] * values[i, 1, lane])
-                                                  + np.float32(values[i, 2, lane])], np.float32))
+            naive = nearest_even(
+                short,
+                np.array(
+                    [np.float32(values[i, 0, lane] * values[i, 1, lane]) + np.float32(values[i, 2, lane])],
+                    np.float32,
+                ),
+            )
             differs_from_naive += int(naive[0] != got)
     assert differs_from_naive > 0  # float arithmetic would not have been enough
 
@@ -318,11 +351,11 @@ int main(int argc, char** argv) {
 
 
 @pytest.mark.nvcc
-def test_against_nvidias_headers(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_against_nvidias_headers(tmp_path: Path) -> None:
     """All 65,536 halves, all fp8, and hard floats, NaN payloads included, as cuda_fp16/bf16/fp8.hpp convert them."""
     library = compile_host(SOURCE)
     program = nvcc(NVIDIA, "-O1", "-arch=sm_80")
-    x = np.concatenate([hard_floats(short, count=60_000) for short in NAMES])
+    x = np.concatenate([hard_floats(short)[::2] for short in NAMES])
     x.tofile(tmp_path / "in")
     subprocess.run([str(program), str(tmp_path / "in"), str(tmp_path / "out")], check=True, timeout=60)
     theirs = np.fromfile(tmp_path / "out", np.uint32)
@@ -337,4 +370,7 @@ def test_against_nvidias_headers(tmp_path) -> None:  # type: ignore[no-untyped-d
     for column, short in enumerate(("half", "bf16", "e4m3", "e5m2")):
         ours = convert(library, f"{short}_from_float", x, STORAGE[short])
         wrong = np.flatnonzero(ours != table[:, column])
-        assert wrong.size == 0, (short, [(hex(x[i].view(np.uint32)), hex(ours[i]), hex(table[i, column])) for i in wrong[:5]])
+        assert wrong.size == 0, (
+            short,
+            [(hex(x[i].view(np.uint32)), hex(ours[i]), hex(table[i, column])) for i in wrong[:5]],
+        )
