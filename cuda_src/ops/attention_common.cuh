@@ -16,7 +16,7 @@
 
 // One list for every kernel: pykern/ops/attention.py fills it in this order. Strides in elements. `rows` counts
 // pages (paged) or tokens (contiguous) of k and v; page_size is 0 when contiguous. Lengths beyond a capacity and
-// decreasing cu_* are clamped, so that bad metadata reads nothing out of bounds.
+// decreasing cu_* are clamped, so that bad metadata reads nothing out of bounds. min_q is at least 1.
 #define PK_ATTENTION_PARAMS(T)                                                                                      \
   const T *__restrict__ q, const T *__restrict__ k, const T *__restrict__ v, T *__restrict__ out,                   \
       float *__restrict__ lse, const int32_t *__restrict__ cu_q, const int32_t *__restrict__ cu_kv,                 \
@@ -24,11 +24,11 @@
       int kv_heads, int group, int d, int rows, int page_size, int max_pages, int64_t table_stride,                 \
       int64_t q_stride, int64_t q_head_stride, int64_t k_page_stride, int64_t k_stride, int64_t k_head_stride,      \
       int64_t v_page_stride, int64_t v_stride, int64_t v_head_stride, int causal, int window, float softcap,        \
-      float scale
+      float scale, int min_q, int max_q
 #define PK_ATTENTION_ARGS                                                                                           \
   q, k, v, out, lse, cu_q, cu_kv, kv_lens, page_table, tokens, sequences, kv_heads, group, d, rows, page_size,      \
       max_pages, table_stride, q_stride, q_head_stride, k_page_stride, k_stride, k_head_stride, v_page_stride,      \
-      v_stride, v_head_stride, causal, window, softcap, scale
+      v_stride, v_head_stride, causal, window, softcap, scale, min_q, max_q
 
 namespace pk {
 namespace attention {
@@ -47,6 +47,7 @@ struct Problem {
   int64_t k_page_stride, k_stride, k_head_stride, v_page_stride, v_stride, v_head_stride;
   int causal, window;
   float softcap, scale;
+  int min_q, max_q;  // sequences with other numbers of queries belong to another launch
 
   PK_DEVICE int heads() const { return kv_heads * group; }
   // Tokens after cu_q's last entry belong to nobody: a last sequence without keys writes their zeros.
@@ -101,7 +102,8 @@ PK_DEVICE Range visible(const Problem<T>& p, const Sequence& seq, int t) {
   return range;
 }
 
-// Piece `index` of the batch, where count(sequence) pieces belong to each sequence. All 32 lanes of a warp call it
+// Piece `index` of the batch, where count(sequence) pieces belong to each sequence (none to one without queries, or
+// with a number of them that another launch takes). All 32 lanes of a warp call it
 // together: every lane counts one sequence, a prefix sum finds the owner. `s` is -1 past the last piece.
 struct Piece {
   int s, local;
@@ -109,19 +111,24 @@ struct Piece {
 };
 
 template <class T, class Count>
+PK_DEVICE int pieces_of(const Problem<T>& p, const Sequence& seq, Count count) {
+  return seq.q_len >= p.min_q && seq.q_len <= p.max_q ? count(seq) : 0;
+}
+
+template <class T, class Count>
 PK_DEVICE Piece find_piece(const Problem<T>& p, int index, Count count) {
   Piece piece;
   if (p.sequences == 1 && p.cu_q == nullptr) {  // the common case of one sequence: nothing to search
     piece.seq = load_sequence(p, 0);
     piece.local = index;
-    piece.s = index < count(piece.seq) ? 0 : -1;
+    piece.s = index < pieces_of(p, piece.seq, count) ? 0 : -1;
     return piece;
   }
   const int lane = threadIdx.x % 32;
   const int all = p.sequences_and_tail();
   for (int first = 0; first < all; first += 32) {
     const int mine = first + lane;
-    const int n = mine < all ? count(load_sequence(p, mine)) : 0;
+    const int n = mine < all ? pieces_of(p, load_sequence(p, mine), count) : 0;
     int sum = n;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {

@@ -20,10 +20,10 @@ struct DecodeSmem {
     T k[kStages][16 * kDim], v[kStages][16 * kDim];
   };
   union {
-    Ring ring[kWarps];
+    alignas(16) Ring ring[kWarps];
     float acc[kWarps][16 * kAccPitch];  // once the ring is drained
   };
-  T q[16 * kDim];
+  alignas(16) T q[16 * kDim];
   KeyRow rows[kWarps][16];
   float max[kWarps][16], sum[kWarps][16];
   uint32_t arrived;
@@ -46,12 +46,13 @@ struct Cut {
 
 }  // namespace attention
 
-// partial_acc [tokens * heads, max_splits, kDim] and partial_ml [tokens * heads, max_splits]: states of the splits;
-// arrivals [tokens, slices, kv_heads] are zero at rest.
+// partial_acc [slots, heads, max_splits, kDim] and partial_ml [slots, heads, max_splits]: states of the splits; arrivals
+// [slots, slices, kv_heads] are zero at rest. A token's slot is its index, or its index among the slot_tokens of its
+// sequence where other launches take the long sequences.
 template <class T, int kDim, int kWarps, int kStages>
 __global__ void __launch_bounds__(kWarps * 32)
     attention_decode(PK_ATTENTION_PARAMS(T), float* __restrict__ partial_acc, Vec<float, 2>* __restrict__ partial_ml,
-                     uint32_t* __restrict__ arrivals, int split, int max_splits) {
+                     uint32_t* __restrict__ arrivals, int split, int max_splits, int slot_tokens) {
   using namespace attention;
   using Smem = DecodeSmem<T, kDim, kWarps, kStages>;
   using Float4 = Vec<float, 4>;
@@ -72,7 +73,6 @@ __global__ void __launch_bounds__(kWarps * 32)
 
   for (int item = blockIdx.x;; item += gridDim.x) {
     const Piece piece = find_piece(p, item, [&](const Sequence& seq) {
-      if (seq.q_len == 0) return 0;
       const Cut cut(p, seq, split);
       return cut.tiles * cut.splits;
     });
@@ -87,6 +87,12 @@ __global__ void __launch_bounds__(kWarps * 32)
     auto out_row = [&](int r) {
       return static_cast<int64_t>(seq.q_begin + first_token + r / cut.row_tokens) * p.heads() + head * p.group +
              slice * 16 + r % cut.row_tokens;
+    };
+
+    const int first_slot = (slot_tokens > 0 ? piece.s * slot_tokens : seq.q_begin) + first_token;
+    auto partial_row = [&](int r) {
+      return (static_cast<int64_t>(first_slot + r / cut.row_tokens) * p.heads() + head * p.group + slice * 16 +
+              r % cut.row_tokens) * max_splits;
     };
 
     const Range first = visible(p, seq, first_token);
@@ -249,7 +255,7 @@ __global__ void __launch_bounds__(kWarps * 32)
         finish(row, column, max, sum, x);
         continue;
       }
-      const int64_t at = out_row(row) * max_splits + nth_split;
+      const int64_t at = partial_row(row) + nth_split;
       st_vec(&partial_acc[at * kDim + column], x);
       if (column == 0) {
         Vec<float, 2> ml;
@@ -260,7 +266,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     }
     if (cut.splits == 1) continue;
 
-    uint32_t* arrival = &arrivals[(static_cast<int64_t>(seq.q_begin + first_token) * cut.slices + slice) * p.kv_heads + head];
+    uint32_t* arrival = &arrivals[(static_cast<int64_t>(first_slot) * cut.slices + slice) * p.kv_heads + head];
     __threadfence();
     __syncthreads();
     if (tid == 0) smem.arrived = atomic_add_acq_rel(arrival, 1u);
@@ -273,7 +279,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       if (column >= p.d) continue;
       float max = -INFINITY, sum = 0.f;
       Float4 x{};
-      const int64_t at = out_row(row) * max_splits;
+      const int64_t at = partial_row(row);
 #pragma unroll 4
       for (int n = 0; n < cut.splits; ++n) {
         const Vec<float, 2> ml = ld(&partial_ml[at + n]);

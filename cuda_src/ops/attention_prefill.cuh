@@ -16,8 +16,9 @@ namespace attention {
 template <class T, int kDim, int kWarps, int kRowTiles, int kKeys>
 struct PrefillSmem {
   static constexpr int kRows = kWarps * kRowTiles * 16;
-  T q[kRows * kDim];  // then the output, on its way out
-  T k[2][kKeys * kDim], v[2][kKeys * kDim];
+  alignas(16) T q[kRows * kDim];  // then the output, on its way out
+  alignas(16) T k[2][kKeys * kDim];
+  alignas(16) T v[2][kKeys * kDim];
   KeyRow rows[2][kKeys];
   Range see[kRows];  // the keys each row sees: needed for the few tiles that are partly masked
 };
