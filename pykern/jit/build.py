@@ -104,7 +104,13 @@ _loaded: dict[str, tuple[ctypes.CDLL, int]] = {}  # key -> library; never unload
 
 
 def _variant_recipe(
-    source: str, instance: str, backend: str, arch: str, check: bool, extra_flags: Sequence[str]
+    source: str,
+    instance: str,
+    backend: str,
+    arch: str,
+    check: bool,
+    extra_flags: Sequence[str],
+    prelude: str = "",
 ) -> tuple[Recipe, dict[str, sources.Stat | None]]:
     require(backend in ("cuda", "host"), "backend", repr(backend), "'cuda', 'host'")
     require(
@@ -127,10 +133,12 @@ def _variant_recipe(
     contents, stats = {**export, **contents}, {**export_stats, **stats}
     inside = path.is_relative_to(sources.root())
     name = path.relative_to(sources.root()).as_posix() if inside else path.as_posix()
-    # Inside the namespace, so that an instance may name kernels and types of pk with or without it.
-    body = '#include "{}"\n#include "core/export.cuh"\nnamespace pk {{ PK_VARIANT({}) }}\n'
-    text = body.format(name, instance)
-    identity = None if inside else body.format(path.name, instance)
+    # Inside the namespace, so that an instance may name kernels and types of pk with or without it; but a raw
+    # kernel (they have a prelude) is named as seen from outside, as NVRTC must name it too.
+    first, exported = f'#include "{prelude}"\n' if prelude else "", f"PK_VARIANT({instance})"
+    rest = f'"\n#include "core/export.cuh"\n{exported if prelude else f"namespace pk {{ {exported} }}"}\n'
+    text = f'{first}#include "{name}{rest}'
+    identity = None if inside else f'{first}#include "{path.name}{rest}'
     if backend == "cuda":
         files: tuple[str, list[str], list[str], bool] = ("v.cu", [], [*flags.nvcc(arch), *extra_flags], True)
     else:
@@ -160,22 +168,23 @@ def variant(
     arch: str = "",
     check: bool = False,
     extra_flags: Sequence[str] = (),
+    prelude: str = "",
 ) -> Variant:
     """The kernel ``instance`` (``"softmax_warp<float, 4>"``) of ``source`` (``"ops/softmax.cuh"``), built and loaded.
 
     ``backend`` is ``"cuda"`` (``arch`` such as ``"90a"``) or ``"host"``; ``check`` instruments a host variant
-    for the checker. Safe from many threads and processes at once: one of them builds. A header edited since
-    the last call is noticed. Raises BuildError, ToolchainError, CaptureError (a compile would be needed
-    during graph capture).
+    for the checker; ``prelude`` is a header to include first. Safe from many threads and processes at once: one of
+    them builds. A header edited since the last call is noticed. Raises BuildError, ToolchainError, CaptureError (a
+    compile would be needed during graph capture).
     """
-    wanted = (source, instance, backend, arch, check, tuple(extra_flags), os.environ.get("PYKERN_CACHE"))
+    wanted = (source, instance, backend, arch, check, tuple(extra_flags), prelude, os.environ.get("PYKERN_CACHE"))
     known = _memo.get(wanted)
     if known is not None and sources.unchanged(known[0]):
         return known[1]
     started = time.monotonic()
     if backend == "host":
         host_runtime()
-    recipe, stats = _variant_recipe(source, instance, backend, arch, check, extra_flags)
+    recipe, stats = _variant_recipe(source, instance, backend, arch, check, extra_flags, prelude)
     key = recipe.key()
 
     def load(entry: Entry, cached: bool) -> Variant:

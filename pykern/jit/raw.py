@@ -1,0 +1,262 @@
+"""Raw kernels in a script: CUDA C++ text or a ``.cuh`` file, launched on torch tensors.
+
+    source = pykern.compile('''
+    template <typename T>
+    __global__ void scale(const T* x, T* y, int n, float a) {
+      int i = blockIdx.x * blockDim.x + threadIdx.x;
+      if (i < n) y[i] = T(a * float(x[i]));
+    }''')
+    scale = source.kernel("scale<float>")
+    scale[(n + 255) // 256, 256](x, y, n, 2.0)
+
+CPU tensors run on the host backend, CUDA tensors through NVRTC (``cuda.core``) or, where that is not installed,
+nvcc. Plain CUDA and the ``pk::`` dialect of ``core/`` both work; shared memory that is to run on the CPU too uses
+``PK_SMEM`` / ``PK_DYN_SMEM``. Arguments are checked against the kernel's parameter list before the launch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pykern.errors import ArgumentError, GradientError
+from pykern.jit import cache, signature, sources
+from pykern.jit.signature import Parameter
+
+Dim = int | Sequence[int]
+_MAX_GRID = (2**31 - 1, 65535, 65535)
+_MAX_BLOCK = (1024, 1024, 64)
+_MAX_CLUSTER = (16, 16, 16)
+MAX_THREADS = 1024
+PRELUDE = "core/target.cuh"
+
+
+def compile(source: str, *, name: str = "kernel.cuh", flags: Sequence[str] = ()) -> RawSource:
+    """Kernels from CUDA C++ text. ``flags`` are added to the compiler's (``-D``...); ``name`` is shown in errors.
+
+    Nothing is compiled before the first launch or :meth:`RawKernel.build`. Raises ArgumentError where the text
+    holds no ``__global__`` function.
+    """
+    if not isinstance(source, str):
+        raise ArgumentError("source", repr(source), "CUDA C++ text (pykern.load takes a path)")
+    if not name or name != os.path.basename(name):
+        raise ArgumentError("name", repr(name), "a plain file name")
+    # kept beside the builds, so that debuggers and the checker find the line that they name
+    folder = cache.store() / ".raw" / hashlib.sha256(source.encode()).hexdigest()[:16]
+    path = folder / name
+    if not path.is_file() or path.read_text() != source:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
+        scratch.write_text(source)
+        os.replace(scratch, path)
+    return RawSource(path, flags)
+
+
+def load(path: str | os.PathLike[str], *, flags: Sequence[str] = ()) -> RawSource:
+    """Kernels from a file, which may include its neighbours and ``core/``. An edit is noticed at the next launch."""
+    return RawSource(sources.locate(path).resolve(), flags)
+
+
+class RawSource:
+    """A source of kernels; :meth:`kernel` picks one."""
+
+    def __init__(self, path: Path, flags: Sequence[str] = ()) -> None:
+        self.path, self.flags = path, tuple(flags)
+        if not self.declarations():
+            raise ArgumentError("source", str(path), "text with at least one __global__ function")
+
+    def declarations(self) -> dict[str, signature.Declaration]:
+        """The ``__global__`` functions of this file by name."""
+        return signature.declarations(self.path.read_text())
+
+    def kernel(self, instance: str) -> RawKernel:
+        """One kernel, with its template arguments: ``kernel("scale")``, ``kernel("scale<float, 4>")``."""
+        return RawKernel(self, instance)
+
+    def __repr__(self) -> str:
+        return f"RawSource({self.path.name}: {', '.join(self.declarations())})"
+
+
+class RawKernel:
+    """A kernel instance. ``k[grid, block](*args)`` or ``k.launch(grid, block, *args, smem=..., cluster=...)``."""
+
+    def __init__(self, source: RawSource, instance: str) -> None:
+        self.source, self.instance = source, " ".join(instance.split())
+        self.parameters  # noqa: B018  (an unknown kernel is refused here)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The parameter list, as it is in the source now."""
+        name, arguments = signature.parse_instance(self.instance)
+        declared = self.source.declarations()
+        found = declared.get(name.rpartition("::")[2])
+        if found is None:
+            raise ArgumentError("kernel", repr(self.instance), ", ".join(declared))
+        return signature.parameters_of(found, arguments)
+
+    def __getitem__(self, geometry: tuple[Dim, Dim]) -> Callable[..., None]:
+        """``k[grid, block]``; each an int or up to three."""
+        if not isinstance(geometry, tuple) or len(geometry) != 2:
+            raise ArgumentError("[grid, block]", repr(geometry), "two values, such as k[8, 256] or k[(8, 2), 128]")
+        grid, block = geometry
+
+        def call(*args: Any, **options: Any) -> None:
+            self.launch(grid, block, *args, **options)
+
+        return call
+
+    def build(self, device: Any = "cpu", check: bool = False) -> None:
+        """Compile for a device ahead of the first launch."""
+        kind, index = _device(device)
+        if kind == "cpu":
+            self._host(check)
+        else:
+            from pykern.jit import raw_cuda
+
+            raw_cuda.function(self, index)
+
+    def launch(
+        self,
+        grid: Dim,
+        block: Dim,
+        *args: Any,
+        smem: int = 0,
+        cluster: Dim | None = None,
+        cooperative: bool = False,
+        check: bool = False,
+        seed: int = 0,
+        device: Any = None,
+    ) -> None:
+        """Run the kernel on the tensors' device and its current stream.
+
+        ``args`` follow the parameter list: tensors (or None, a null pointer) for pointers, numbers for scalars.
+        ``smem``: bytes of dynamic shared memory. ``cluster``: blocks of a cluster. ``cooperative``: all blocks
+        resident at once. ``check`` (CPU only): run under the checker, with schedule ``seed``; findings raise
+        CheckError. ``device``: where to run when no argument is a tensor. Raises ArgumentError for an argument that
+        does not fit, KernelError when the launch fails, BuildError, CaptureError.
+        """
+        parameters = self.parameters
+        if len(args) != len(parameters):
+            shown = ", ".join(map(str, parameters)) or "no arguments"
+            raise ArgumentError(f"{self.instance}: arguments", len(args), f"{len(parameters)}: ({shown})")
+        shape = (
+            _dims("grid", grid, _MAX_GRID),
+            _dims("block", block, _MAX_BLOCK),
+            _dims("cluster", cluster or 1, (16,) * 3),
+        )
+        threads = shape[1][0] * shape[1][1] * shape[1][2]
+        if threads > MAX_THREADS:
+            raise ArgumentError("block", shape[1], f"at most {MAX_THREADS} threads, not {threads}")
+        for axis, (blocks, group) in enumerate(zip(shape[0], shape[2])):
+            if blocks % group:
+                raise ArgumentError("cluster", shape[2], f"a divisor of the grid {shape[0]} on axis {'xyz'[axis]}")
+        if isinstance(smem, bool) or not isinstance(smem, int) or not 0 <= smem <= 1 << 20:
+            raise ArgumentError("smem", repr(smem), "bytes of dynamic shared memory, 0 or more")
+        where = _where(parameters, args, device)
+        values = [_value(parameter, value) for parameter, value in zip(parameters, args)]
+        if where[0] == "cpu":
+            from pykern.jit import raw_host
+
+            raw_host.run(self, shape, values, args, smem, cooperative, check, seed)
+            return
+        if check or seed:
+            raise ArgumentError("check", check, "False on a GPU: run on CPU tensors, or use compute-sanitizer")
+        from pykern.jit import raw_cuda
+
+        raw_cuda.run(self, where[1], shape, values, smem, cooperative)
+
+    def _host(self, check: bool) -> Any:
+        from pykern.jit import build
+
+        return build.variant(
+            str(self.source.path),
+            self.instance,
+            backend="host",
+            check=check,
+            extra_flags=self.source.flags,
+            prelude=PRELUDE,
+        )
+
+    def __repr__(self) -> str:
+        return f"RawKernel({self.instance}({', '.join(map(str, self.parameters))}))"
+
+
+def _device(device: Any) -> tuple[str, int]:
+    kind = getattr(device, "type", None) or str(device).partition(":")[0]
+    number = getattr(device, "index", None)
+    if number is None and ":" in str(device):
+        number = int(str(device).partition(":")[2])
+    if kind not in ("cpu", "cuda"):
+        raise ArgumentError("device", str(device), "cpu, cuda")
+    if kind == "cuda" and number is None:
+        import torch
+
+        number = torch.cuda.current_device()
+    return kind, number or 0
+
+
+def _dims(name: str, value: Any, most: tuple[int, int, int]) -> tuple[int, int, int]:
+    parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if not 1 <= len(parts) <= 3 or any(isinstance(part, bool) or not hasattr(part, "__index__") for part in parts):
+        raise ArgumentError(name, repr(value), "an int, or one to three of them")
+    numbers = [part.__index__() for part in parts]
+    for number, limit, axis in zip(numbers, most, "xyz"):
+        if not 1 <= number <= limit:
+            raise ArgumentError(f"{name}.{axis}", number, f"1 to {limit}")
+    x, y, z = [*numbers, 1, 1][:3]
+    return x, y, z
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a torch tensor; asks without importing torch."""
+    return hasattr(value, "data_ptr") and hasattr(value, "device")
+
+
+def _where(parameters: Sequence[Parameter], args: Sequence[Any], device: Any) -> tuple[str, int]:
+    """The one device of all tensors. Raises ArgumentError for a mix."""
+    first: tuple[str, tuple[str, int]] | None = None
+    for parameter, value in zip(parameters, args):
+        if not is_tensor(value):
+            continue
+        if value.device.type not in ("cpu", "cuda"):
+            raise ArgumentError(parameter.name, f"a tensor on {value.device}", "a tensor on cpu or cuda")
+        here = _device(value.device)
+        if first is None:
+            first = (parameter.name, here)
+        elif here != first[1]:
+            there = f"{first[1][0]}:{first[1][1]}" if first[1][0] == "cuda" else "cpu"
+            raise ArgumentError(parameter.name, f"a tensor on {value.device}", f"a tensor on {there}, like {first[0]}")
+    if first is None:
+        return _device("cpu" if device is None else device)
+    if device is not None and _device(device) != first[1]:
+        raise ArgumentError("device", str(device), f"the tensors' device ({first[0]} is on {first[1][0]})")
+    return first[1]
+
+
+def _value(parameter: Parameter, value: Any) -> Any:
+    """A ctypes value for one argument, checked."""
+    import ctypes
+
+    if not parameter.pointer:
+        return signature.scalar(parameter, value)
+    if value is None:
+        return ctypes.c_void_p(0)
+    if not is_tensor(value):
+        raise ArgumentError(parameter.name, repr(value), f"a tensor or None for `{parameter}`")
+    if str(value.layout) != "torch.strided":
+        raise ArgumentError(parameter.name, f"layout {value.layout}", "a strided tensor")
+    if value.is_conj() or value.is_neg():
+        raise ArgumentError(parameter.name, "a lazily conjugated or negated view", "a tensor with plain memory")
+    if value.requires_grad:
+        import torch
+
+        if torch.is_grad_enabled():
+            raise GradientError(
+                f"{parameter.name}: raw kernels have no gradient; pass x.detach() or run under torch.no_grad()"
+            )
+    signature.check_pointee(parameter, str(value.dtype).removeprefix("torch."), value.data_ptr())
+    return ctypes.c_void_p(value.data_ptr())
