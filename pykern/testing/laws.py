@@ -366,7 +366,9 @@ def bad_arguments_are_named(op: Op, where: Where) -> None:
         if not isinstance(spec, Tensor) or spec.many or good.get(spec.name) is None:
             continue
         t = good[spec.name]
-        bad: list[Any] = [3.5, "text", torch.zeros((1,) * 9, dtype=t.dtype, device=t.device)]
+        # One axis too few where any number of leading ones is fine, else far too many.
+        rank = len(spec.dims.split()) - 2 if spec.dims.startswith("*") else 9
+        bad: list[Any] = [3.5, "text", torch.zeros((1,) * max(rank, 0), dtype=t.dtype, device=t.device)]
         if isinstance(spec.dtypes, tuple) and "complex64" not in spec.dtypes:
             bad.append(torch.zeros(tuple(t.shape), dtype=torch.complex64, device=t.device))
         if not spec.optional:
