@@ -28,7 +28,7 @@ void arrive(Fiber* f, int id, int kind, int expected, const char* file, int line
     bar.file = file;
     bar.line = line;
     bar.expected = expected;
-  } else if (id == 0 && (bar.line != line || bar.kind != kind || strcmp(bar.file, file) != 0)) {
+  } else if (id == 0 && (bar.line != line || bar.kind != kind || (bar.file != file && strcmp(bar.file, file) != 0))) {
     pkh_fail(file, line, "barrier divergence: this thread is in %s here while %d of its block wait in one at %s:%d",
              barrier_name(id), bar.arrived, base_name(bar.file), bar.line);
   } else if (bar.expected != expected) {

@@ -2,7 +2,8 @@
 #pragma once
 #include "host/runtime.h"
 
-namespace pk::host {
+namespace pk {
+namespace host __attribute__((visibility("hidden"))) {
 
 void check_block_begin(Block* b);
 void check_block_end(Block* b);
@@ -18,4 +19,5 @@ void check_fence(Fiber* f, int scope);
 void check_atomic(Fiber* f, const void* p, uint32_t bytes, int release, int acquire, const void* pc, const char* file,
                   int line);
 
-}  // namespace pk::host
+}  // namespace host
+}  // namespace pk

@@ -1,6 +1,5 @@
 // Fibers: stacks, the context switch, and the failure that abandons them all.
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "host/runtime.h"
 
@@ -78,28 +77,31 @@ pkh_switch:
 namespace pk::host {
 namespace {
 
-constexpr size_t kStackBytes = 128 * 1024;  // only touched pages cost memory
-constexpr size_t kStacksPerMapping = 32;
-constexpr size_t kGuardedStacks = 4096;     // each guard page costs two of the process's 65,530 mappings
+constexpr size_t kStackBytes = 64 * 1024;
+constexpr size_t kMappingBytes = 2 * 1024 * 1024;  // a huge page: a thousand stacks in small pages thrash the TLB
+constexpr size_t kHugeStacks = 2048;               // beyond it small pages, as most of each huge one lies idle
+constexpr uint64_t kCanary = 0x70796b65726e2121u;  // at the low end of every stack
 
 void add_stacks(Worker* w) {
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  void* p = mmap(nullptr, kStackBytes * kStacksPerMapping, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p = mmap(nullptr, 2 * kMappingBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
     fprintf(stderr, "pykern host backend: no memory for fiber stacks\n");
     abort();
   }
-  for (size_t i = 0; i < kStacksPerMapping; ++i) {
-    const size_t n = w->all_stacks.size();
-    char* low = static_cast<char*>(p) + i * kStackBytes;
-    if (n < kGuardedStacks) mprotect(low, page, PROT_NONE);
+  const uintptr_t start = reinterpret_cast<uintptr_t>(p), aligned = (start + kMappingBytes - 1) & ~(kMappingBytes - 1);
+  if (aligned > start) munmap(p, aligned - start);
+  if (start + kMappingBytes > aligned) munmap(reinterpret_cast<void*>(aligned + kMappingBytes), start + kMappingBytes - aligned);
+  char* base = reinterpret_cast<char*>(aligned);
+  madvise(base, kMappingBytes, w->all_stacks.size() < kHugeStacks ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  constexpr size_t kCount = kMappingBytes / kStackBytes;
+  for (size_t i = 0; i < kCount; ++i) {
+    char* low = base + i * kStackBytes;
     // Without an offset the hot line of every stack maps to the same set of the first-level cache.
-    char* top = low + kStackBytes - 64 - (n % 31) * 128;
+    char* top = low + kStackBytes - 64 - (w->all_stacks.size() % 31) * 128;
     w->all_stacks.push_back(std::make_unique<Stack>(Stack{low, kStackBytes, top}));
   }
   // Popped from the back: lowest address first.
-  for (size_t i = 0; i < kStacksPerMapping; ++i) w->stacks.push_back(w->all_stacks[w->all_stacks.size() - 1 - i].get());
+  for (size_t i = 0; i < kCount; ++i) w->stacks.push_back(w->all_stacks[w->all_stacks.size() - 1 - i].get());
 }
 
 void fiber_main();
@@ -118,7 +120,7 @@ void* fresh_stack_pointer(char* top) {
   return sp;
 }
 
-Fiber* pop(Worker* w) {
+inline Fiber* pop(Worker* w) {
   if (w->ready.empty()) return nullptr;
   return w->random ? w->ready.pop_random(w->draw()) : w->ready.pop();
 }
@@ -134,6 +136,7 @@ inline void switch_to(Worker* w, void** save, Fiber* to) {
     to->stack = w->stacks.back();
     w->stacks.pop_back();
     to->sp = fresh_stack_pointer(to->stack->top);
+    memcpy(to->stack->low, &kCanary, sizeof kCanary);
   }
   pkh_current = to;
   pkh_switch(save, to->sp);
@@ -146,6 +149,9 @@ __attribute__((noinline)) void fiber_main() {
     Fiber* f = current();
     Worker* w = f->block->worker;
     f->block->grid->thunk(f->block->grid->closure);
+    if (memcmp(f->stack->low, &kCanary, sizeof kCanary) != 0) {
+      fail_worker(w, "a thread needs more than 64 KB of stack for its local variables [" + describe_thread(f) + "]");
+    }
     thread_finished(f);
     Fiber* next = w->failed ? nullptr : pop(w);
     Stack* stack = f->stack;

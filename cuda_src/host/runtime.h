@@ -18,7 +18,8 @@
 
 #include "host/hopper.h"
 
-namespace pk::host {
+namespace pk {
+namespace host __attribute__((visibility("hidden"))) {
 
 constexpr size_t kArenaBytes = 256 * 1024;   // one block's shared memory; blocks of a cluster lie side by side
 constexpr size_t kMaxSmem = 232448;          // 227 KB, as sm_90
@@ -90,19 +91,19 @@ struct FiberAsync {  // made when a thread first issues something asynchronous
   OpQueue<StoreOp> stores;
 };
 
-struct Fiber : ThreadView {
-  void* sp = nullptr;        // null: not started, has no stack
-  Stack* stack = nullptr;
+struct alignas(64) Fiber : ThreadView {  // what a barrier touches fills two cache lines
+  void* sp = nullptr;  // null: not started, has no stack
   Block* block = nullptr;
   Warp* warp = nullptr;
   Fiber* next = nullptr;     // in a FiberList
+  const char* waiting = "";  // what for, and where
+  const char* file = "";
+  const void* pc = nullptr;  // of the latest collective
+  int line = 0;
   bool done = false;
   bool waited = false;       // has passed grid_wait()
   bool triggered = false;    // has called grid_launch_dependents()
-  const char* waiting = "";  // what for, and where
-  const char* file = "";
-  int line = 0;
-  const void* pc = nullptr;  // of the latest collective
+  Stack* stack = nullptr;
   const void* spin_address = nullptr;
   uint64_t spin_value = 0;
   uint32_t wgmma_issued = 0;               // wgmmas of this thread so far
@@ -373,4 +374,5 @@ void fail_worker(Worker* w, std::string text);
 
 #define PKH_PC __builtin_return_address(0)
 
-}  // namespace pk::host
+}  // namespace host
+}  // namespace pk
