@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pykern.analysis import fatbin, ptxas
-from pykern.analysis.cubin import read_cubin
-from pykern.analysis.elf import EM_CUDA, MAGIC, Elf
 from pykern.analysis.kernel import KernelFacts
 from pykern.analysis.occupancy import Config, arch, parse_cc
 from pykern.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from pykern.analysis.fatbin import Image
 
 SOURCE_SUFFIXES = (".cu", ".cuh")
 DEFAULT_THREADS = 256
@@ -39,6 +39,10 @@ def read_file(path: str) -> Reading:
 
 def read_bytes(data: bytes, source: str) -> Reading:
     """The kernels in ``data``; ``source`` names it in errors."""
+    from pykern.analysis import fatbin, ptxas
+    from pykern.analysis.cubin import read_cubin
+    from pykern.analysis.elf import EM_CUDA, MAGIC, Elf
+
     if not data:
         raise ArgumentError(source, "an empty file", READABLE)
     if fatbin.is_container(data):
@@ -56,7 +60,10 @@ def read_bytes(data: bytes, source: str) -> Reading:
     raise ArgumentError(source, f"a file that starts with {data[:16]!r}", READABLE)
 
 
-def _read_images(images: Iterable[fatbin.Image], source: str) -> Reading:
+def _read_images(images: Iterable[Image], source: str) -> Reading:
+    from pykern.analysis.cubin import read_cubin
+    from pykern.analysis.ptxas import read_ptx
+
     found = Reading([])
     ptx: list[KernelFacts] = []
     for image in images:
@@ -67,7 +74,7 @@ def _read_images(images: Iterable[fatbin.Image], source: str) -> Reading:
         else:
             text = image.data.decode("utf-8", "replace")
             if ".entry" in text:
-                ptx += ptxas.read_ptx(text, source)
+                ptx += read_ptx(text, source)
     compiled = {kernel.name for kernel in found.kernels}
     found.kernels += [kernel for kernel in ptx if kernel.name not in compiled]
     return _some(found, source)

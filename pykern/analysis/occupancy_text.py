@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from pykern.analysis.occupancy import RESOURCES, arch
 from pykern.analysis.occupancy_advice import percent
 from pykern.analysis.occupancy_answer import LIMIT_NAMES, Answer
-from pykern.analysis.occupancy_gate import Change, Verdict
-from pykern.analysis.occupancy_ncu import Launch
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from pykern.analysis.occupancy_gate import Change, Verdict
+    from pykern.analysis.occupancy_ncu import Launch
 
 _SHOWN_SIZES = 6
 _MANY = 4  # more kernels than this are shown as one table, a line each

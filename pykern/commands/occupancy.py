@@ -75,9 +75,8 @@ def command(**options: Any) -> None:
 
 def _answer(options: dict[str, Any]) -> int:
     from pykern.analysis.occupancy_answer import answer
-    from pykern.analysis.occupancy_gate import apply_gate, parse_gate
 
-    conditions = parse_gate(options["gate"]) if options["gate"] else []
+    conditions = _conditions(options)
     cases, remarks = _cases(options, options["source"])
     answers = []
     for case in cases:
@@ -89,7 +88,7 @@ def _answer(options: dict[str, Any]) -> int:
             )
         )  # fmt: skip
     live = _live(options, cases) if options["live"] else []
-    verdicts = [v for a in answers for v in apply_gate(conditions, a.case, a.result)]
+    verdicts = _verdicts(conditions, [(a.case, a.result) for a in answers])
     if options["as_json"]:
         document: dict[str, Any] = {"kernels": [a.to_dict() for a in answers], "remarks": remarks}
         if conditions:
@@ -115,6 +114,22 @@ def _answer(options: dict[str, Any]) -> int:
     if options["plot"]:
         _plot(options["plot"], answers)
     return _cli.OK if all(v.ok for v in verdicts) else _cli.FAILED
+
+
+def _conditions(options: dict[str, Any]) -> list[Any]:
+    if not options["gate"]:
+        return []
+    from pykern.analysis.occupancy_gate import parse_gate
+
+    return parse_gate(options["gate"])
+
+
+def _verdicts(conditions: list[Any], pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
+    if not conditions:
+        return []
+    from pykern.analysis.occupancy_gate import apply_gate
+
+    return [verdict for case, result in pairs for verdict in apply_gate(conditions, case, result)]
 
 
 # --- inputs ------------------------------------------------------------------------------------------------
@@ -276,12 +291,12 @@ def _ncu(options: dict[str, Any]) -> int:
 
 
 def _diff(options: dict[str, Any]) -> int:
-    from pykern.analysis.occupancy_gate import apply_gate, compare, parse_gate
+    from pykern.analysis.occupancy_gate import compare
 
-    conditions = parse_gate(options["gate"]) if options["gate"] else []
+    conditions = _conditions(options)
     old, new = ([(case, occupancy(case.cc, case.config)) for case in _cases(options, f)[0]] for f in options["diff"])
     changes = compare(old, new)
-    verdicts = [v for case, result in new for v in apply_gate(conditions, case, result)]
+    verdicts = _verdicts(conditions, new)
     if options["as_json"]:
         gate = [v.to_dict() for v in verdicts]
         _cli.print_json({"changes": [change.to_dict() for change in changes], "gate": gate})
