@@ -59,8 +59,11 @@ def case_label(name: str, case: dict[str, Any]) -> str:
     return f"{name} {text} {shapes[0].dtype}" if shapes else name
 
 
-def op_works(name: str, shape: str | None, dtype: str, scalars: Sequence[str] = ()) -> list[Work]:
-    """Work of an op at a shape; without one, at the shapes it is benchmarked with (else the first it declares)."""
+def op_problems(
+    name: str, shape: str | None, dtype: str, scalars: Sequence[str] = ()
+) -> list[tuple[str, Any]]:
+    """(label, problem) of an op at a shape; without one, at the shapes it is benchmarked with (else the first it
+    declares)."""
     from pykern import op as registry
     from pykern.commands.explain import case_of
     from pykern.schema import dtype_name
@@ -71,8 +74,14 @@ def op_works(name: str, shape: str | None, dtype: str, scalars: Sequence[str] = 
         cases = [complete_case(found, case_of(found, shape, full, tuple(scalars)), full)]
     else:
         cases = list(found.benches) or list(found.cases())[:4]
-    works = []
-    for case in cases:
-        problem = found.problem_of(case)
-        works.append(Work(case_label(name, case), found.flops(problem), found.nbytes(problem)))
-    return works
+    return [(case_label(name, case), found.problem_of(case)) for case in cases]
+
+
+def op_works(name: str, shape: str | None, dtype: str, scalars: Sequence[str] = ()) -> list[Work]:
+    """:func:`op_problems` as :class:`Work`: their FLOPs and compulsory bytes, from the registry."""
+    from pykern import op as registry
+
+    found = registry.get(name)
+    return [
+        Work(label, found.flops(p), found.nbytes(p)) for label, p in op_problems(name, shape, dtype, scalars)
+    ]
