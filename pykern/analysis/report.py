@@ -90,7 +90,7 @@ def traffic_table() -> dict[str, Any]:
                 "unfused": [r.unfused for r in rows], "fused": [r.fused for r in rows], "weights": rows[0].weights,
                 "pays": pays_from(typed),
             }  # fmt: skip
-    rates = [{"name": g.name, "gbps": g.dram_gbps, "source": "datasheet"} for g in gpus()]
+    rates: list[dict[str, Any]] = [{"name": g.name, "gbps": g.dram_gbps, "source": "datasheet"} for g in gpus()]
     rates += [{"name": f"{g.name} measured", "gbps": g.measured["gbps"], "source": g.measured["source"]}
               for g in gpus() if g.measured]  # fmt: skip
     return {"chains": chains, "types": [f"{d}/{w}" for d, w in TYPES], "batches": list(BATCHES), "bytes": moved,
@@ -117,7 +117,7 @@ def roofline_table(ops: Sequence[Work]) -> dict[str, Any]:
                         batch=batch,
                         context=context,
                         phase=phase,
-                        precision=Precision("bf16"),
+                        precision=bf16,
                     )
                     steps[f"{name}|{phase}|{batch}|{context}"] = [
                         [p.work.name, p.work.count, p.work.flops, p.work.bytes] for p in made.ops
@@ -138,9 +138,10 @@ def report_data(
     ccs = occ.known_ccs()
     return {
         "about": about or "Occupancy, memory sectors and banks, fusion traffic and rooflines of CUDA kernels.",
-        "kinds": [{"name": name, "colour": colour, "meaning": meaning} for name, (colour, meaning) in KINDS.items()],
+        "kinds": [{"name": k, "colour": colour, "meaning": meaning} for k, (colour, meaning) in KINDS.items()],
         "occupancy": {"ccs": {cc: occupancy_table(cc) for cc in ccs}, "presets": list(presets)},
-        "swizzles": [{"bits": s.bits, "base": s.base, "shift": s.shift, "mask": s.mask, "code": s.code} for s in SWIZZLES],
+        "swizzles": [{"bits": s.bits, "base": s.base, "shift": s.shift, "mask": s.mask, "code": s.code}
+                     for s in SWIZZLES],
         "traffic": traffic_table(),
         "roofline": roofline_table(ops),
     }  # fmt: skip

@@ -181,7 +181,7 @@ def _curve_axis(axis: Any, figure: Curves) -> None:
         )
         axis.plot(line.x, line.y, label=line.name, color=colour(figure, n), **style)
         for position, (x, y, text) in enumerate(zip(line.x, line.y, line.labels)):
-            if line.points:
+            if line.points and text:
                 above = position % 2 == 0  # neighbours on a roof are often close: alternate the sides
                 axis.annotate(
                     text, (x, y), fontsize=7, xytext=(4, 5 if above else -10), textcoords="offset points"

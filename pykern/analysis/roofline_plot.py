@@ -20,6 +20,20 @@ def roof_line(roof: Roof, low: float, high: float, dashed: bool = False) -> Line
     return Line(f"{roof.name}: {roof.gbps:.4g} GB/s, {peak}", tuple(x), tuple(reach), dashed=dashed)
 
 
+def merged_labels(x: tuple[float, ...], y: tuple[float, ...], names: list[str]) -> tuple[str, ...]:
+    """Labels that do not overprint: points within 30% of each other share one, at the first of them."""
+    labels = [""] * len(names)
+    heads: list[int] = []
+    for n, name in enumerate(names):
+        near = next((h for h in heads if max(abs(math.log(x[h] / x[n])), abs(math.log(y[h] / y[n]))) < 0.26), None)
+        if near is None:
+            heads.append(n)
+            labels[n] = name
+        else:
+            labels[near] += f", {name}"
+    return tuple(labels)
+
+
 def roofline_curves(
     placed: list[Placed], other_roofs: list[Roof] | None = None, title: str = "roofline"
 ) -> Curves:
@@ -34,12 +48,8 @@ def roofline_curves(
     for measured in (True, False):
         part = [p for p in shown if (p.work.time_us is not None) == measured]
         if part:
-            reach = tuple(
-                p.work.flops / (p.work.time_us if measured and p.work.time_us else p.floor_us) / 1e6
-                for p in part
-            )
-            lines.append(Line("measured" if measured else "at the roof",
-                              tuple(p.work.flops / p.work.bytes for p in part),
-                              reach,
-                              points=True, labels=tuple(p.work.name for p in part)))  # fmt: skip
+            x = tuple(p.work.flops / p.work.bytes for p in part)
+            y = tuple(p.work.flops / ((p.work.time_us if measured else None) or p.floor_us) / 1e6 for p in part)
+            labels = merged_labels(x, y, [p.work.name for p in part])
+            lines.append(Line("measured" if measured else "at the roof", x, y, points=True, labels=labels))
     return Curves(title, "FLOPs a byte", "TFLOP/s", tuple(lines), log_x=True, log_y=True)

@@ -9,11 +9,15 @@ from pykern.analysis.traffic import Chain, pays_from
 BATCHES = tuple(2**n for n in range(15))
 
 
-def traffic_curves(chain: Chain, gbps: float, where: str, share: float = 0.1) -> list[Curves]:
+def traffic_curves(
+    chain: Chain, gbps: float, where: str, share: float = 0.1, tflops: float | None = None
+) -> list[Curves]:
     """Two pictures: bytes over bandwidth (unfused, fused, weights alone); the share saved and the share of weights."""
     moved = [chain.traffic(b) for b in BATCHES]
     x = tuple(float(b) for b in BATCHES)
     text = chain.text or chain.name
+    arithmetic = tuple(t.flops / tflops / 1e6 for t in moved) if tflops else ()
+    name = f"arithmetic alone ({tflops:g} TFLOP/s)" if tflops else ""
     times = Curves(
         f"{chain.name} ({chain.dtype}, weights {chain.weight_dtype}): {text}",
         "batch",
@@ -22,6 +26,7 @@ def traffic_curves(chain: Chain, gbps: float, where: str, share: float = 0.1) ->
             Line("unfused", x, tuple(t.time_us(gbps, fused=False) for t in moved)),
             Line("fused", x, tuple(t.time_us(gbps, fused=True) for t in moved)),
             Line("weights alone", x, tuple(t.weights / gbps / 1e3 for t in moved), dashed=True),
+            *([Line(name, x, arithmetic, dashed=True)] if tflops else []),
         ),
         log_x=True,
         log_y=True,

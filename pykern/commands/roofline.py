@@ -242,7 +242,8 @@ def _lists(list_gpus: bool, as_json: bool) -> None:
             chip = f"{name} (cc {row['cc']}, {row['sms']} SMs): {row['gbps']:g} GB/s; dense TFLOP/s: {rates}"
             out.print(f"{chip}\n    [dim]{'; '.join(row['sources'])}. {row['notes']}[/dim]", soft_wrap=True)
         else:
-            heads = f"{row['layers']} layers, hidden {row['hidden']}, heads {row['heads']}/{row['kv_heads']} x {row['head_dim']}"
+            heads = f"heads {row['heads']}/{row['kv_heads']} x {row['head_dim']}"
+            heads = f"{row['layers']} layers, hidden {row['hidden']}, {heads}"
             out.print(f"{name}: {row['parameters'] / 1e9:.4g} B parameters, {heads}", soft_wrap=True)
 
 
@@ -274,7 +275,7 @@ def _show(placed: list[Placed]) -> None:
         "measured us",
         "of the roof",
     ):
-        view.add_column(name, justify="left" if name in ("work", "bound") else "right")
+        view.add_column(name, justify="left" if name in ("work", "bound") else "right", min_width=20 * (name == "work"))
     for p in placed:
         reach = (
             f"{p.attainable_gbps / 1e3:.4g} TB/s"

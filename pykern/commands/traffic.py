@@ -116,7 +116,7 @@ def command(chain: str, dtype: str, weights: str | None, group: int, batch_sizes
         from pykern.analysis.report_figures import save
         from pykern.analysis.traffic_plot import traffic_curves
 
-        save(plot, traffic_curves(made, rate, where, share))
+        save(plot, traffic_curves(made, rate, where, share, peak(gpu, made.dtype)))
 
 
 def _model_sizes(name: str) -> dict[str, int]:
