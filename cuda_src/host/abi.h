@@ -73,6 +73,12 @@ const char* pkh_error(void);
 // JSON of the last checked run on this thread: findings, the per-line table, totals per launch.
 const char* pkh_check_report(void);
 
+// Encodes a 2-D tensor map (128 bytes, for a parameter of type pk::TensorMap), where the driver would encode a
+// CUtensorMap. dims and box: elements, the contiguous axis first. swizzle: 0 none, 1: 32 bytes, 2: 64, 3: 128.
+// Refuses what the driver refuses: 0 on success, else pkh_error() says why.
+int pkh_tensor_map(void* out, void* base, int elem_bytes, const uint64_t* dims, uint64_t row_bytes,
+                   const uint32_t* box, int swizzle);
+
 // Version of this interface.
 int pkh_version(void);
 

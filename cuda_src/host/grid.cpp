@@ -71,6 +71,14 @@ void pkh_threadfence(int scope) {
   if (f->block->worker->check) check_fence(f, scope);
 }
 
+void pkh_fence_proxy_async(void) {
+  Fiber* f = current();
+  for (auto& m : f->block->mbarriers) {
+    if (m->initialiser == f) m->fenced = true;
+  }
+  if (f->block->worker->check) check_proxy_fence(f);
+}
+
 void pkh_flag_access(const uint32_t* p, int release, int acquire, const char* file, int line) {
   Fiber* f = current();
   if (reinterpret_cast<uintptr_t>(p) % 4 != 0) pkh_fail(file, line, "a flag at %p, which is not aligned", (const void*)p);

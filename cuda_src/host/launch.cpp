@@ -185,11 +185,6 @@ std::string make_grid(Grid* g, const PkLaunch* l, void (*thunk)(const void*), co
   return "";
 }
 
-int finish(const std::string& error) {
-  state().error = error;
-  return error.empty() ? 0 : 1;
-}
-
 std::string run_one(Grid* g) {
   const PkOptions& o = g->launch->options ? *g->launch->options : kDefaults;
   if (g->cooperative) {
@@ -232,6 +227,11 @@ std::string describe_thread(const Fiber* f) {
   return text;
 }
 
+int set_error(const std::string& text) {
+  state().error = text;
+  return text.empty() ? 0 : 1;
+}
+
 void fail_worker(Worker* w, std::string text) {
   if (!w->failed) w->error = std::move(text);
   w->failed = true;
@@ -246,7 +246,7 @@ int pkh_run(const PkLaunch* launch, void (*thunk)(const void*), const void* clos
   if (s.recording == nullptr) {
     Grid g;
     const std::string error = make_grid(&g, launch, thunk, closure, nargs);
-    return finish(error.empty() ? run_one(&g) : error);
+    return set_error(error.empty() ? run_one(&g) : error);
   }
   Recorded r;
   r.storage = std::make_unique<unsigned char[]>(bytes + 128);
@@ -255,7 +255,7 @@ int pkh_run(const PkLaunch* launch, void (*thunk)(const void*), const void* clos
   memcpy(copy, closure, bytes);
   const std::string error = make_grid(&r.grid, launch, thunk, copy, nargs);
   s.recording->push_back(std::move(r));
-  return finish(error);
+  return set_error(error);
 }
 
 int pkh_run_sequence(const PkLaunch* launches, const PkEntry* entries, void*** args, int n) {
@@ -291,7 +291,7 @@ int pkh_run_sequence(const PkLaunch* launches, const PkEntry* entries, void*** a
   run_interleaved(w, grids);
   std::string error = w->failed ? w->error : "";
   return_worker(w);
-  return finish(error);
+  return set_error(error);
 }
 
 const char* pkh_error(void) { return tls_state ? tls_state->error.c_str() : ""; }

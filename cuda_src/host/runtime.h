@@ -11,12 +11,16 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "host/hopper.h"
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpsabi"  // vector types of kernels only; none is passed to the runtime
+#include "host/device.h"
+#pragma GCC diagnostic pop
 
 namespace pk {
 namespace host __attribute__((visibility("hidden"))) {
@@ -65,6 +69,8 @@ struct StoreOp {  // one TMA store
   bool done;
   const void* pc;
   uint32_t id;
+  const char* file;
+  int line;
 };
 
 // Groups of asynchronous operations of one thread: operations [0, groups[0]) are the oldest committed group, and so on.
@@ -106,6 +112,8 @@ struct alignas(64) Fiber : ThreadView {  // what a barrier touches fills two cac
   Stack* stack = nullptr;
   const void* spin_address = nullptr;
   uint64_t spin_value = 0;
+  bool cluster_arrived = false;  // between the halves of the cluster barrier
+  uint32_t cluster_phase = 0;
   uint32_t wgmma_issued = 0;               // wgmmas of this thread so far
   std::vector<uint32_t> wgmma_groups;      // wgmma_issued at each commit not yet waited for
   std::unique_ptr<FiberAsync> async;
@@ -167,27 +175,32 @@ struct Mbarrier {
   uint32_t count = 0, pending = 0;
   int64_t bytes = 0;  // transaction count of the current phase
   uint32_t phase = 0;
-  bool fenced = false;  // its initialisation was made visible to the async proxy
+  uint64_t word = 0;      // what its shared memory holds
+  uint32_t index = 0;     // in the block
+  bool fenced = false;    // its initialisation was made visible to the async proxy
   FiberList waiting;
   Fiber* initialiser = nullptr;
 };
 
-struct WgmmaOp_ {
+struct WgmmaTask {
   uint64_t desc_a, desc_b;
-  int n, scale_d, arrived;
-  bool done;
+  int n, scale_d;
+  int arrived = 0;  // threads that have issued it
+  bool done = false;
+  bool late = false;  // carried out only once nothing else can run
+  uint32_t index;     // in the warpgroup's sequence
   WgmmaOp op;
+  float* acc[128];
   const void* pc;
   const char* file;
   int line;
-  float* acc[128];
-  uint32_t id;
+  uint32_t id = 0;  // the checker's
 };
 
 struct Warpgroup {
-  std::vector<std::unique_ptr<WgmmaOp_>> ops;  // issued and not retired, oldest first
-  uint32_t base = 0;                           // wgmmas retired so far
-  Barrier wait;                                // the 128 threads meet in wgmma_wait
+  std::vector<std::unique_ptr<WgmmaTask>> ops;  // issued and not done, oldest first
+  uint32_t base = 0;                            // done so far
+  FiberList waiting;                            // for threads of the group that have yet to issue
 };
 
 struct Block : BlockView {
@@ -234,6 +247,8 @@ struct LoadOp {
   Fiber* issuer;
   const void* pc;
   uint32_t id;
+  const char* file;
+  int line;
 };
 
 struct Grid {
@@ -312,7 +327,6 @@ struct Worker {
   int live_clusters = 0;
   uint64_t resident_threads = 0;
   std::vector<LoadOp> loads;
-  std::vector<std::pair<Fiber*, size_t>> unused;
   uint64_t random = 0;    // 0: first come, first served
   uint64_t progress = 0;  // counts what may end a wait for a flag
   int async_order = 0;
@@ -365,12 +379,20 @@ void stores_thread_exit(Fiber* f);
 void cluster_thread_exit(Fiber* f);
 void grid_thread_exit(Fiber* f);
 void grid_block_exit(Block* b);
+void loads_block_exit(Block* b);
+
 bool retire_load(Worker* w);
+void map_pieces(const TensorMap& m, uint32_t smem_offset, int x, int y,
+                const std::function<void(uint32_t, char*, uint32_t, uint32_t)>& f);
 Mbarrier* find_mbarrier(Worker* w, const void* address, Block** owner, const char* file, int line);
+void mbarrier_progress(Worker* w, Mbarrier* m);
+Block* block_of(Worker* w, const void* address);  // null: not shared memory
+Block* claimed_block(Fiber* f, const void* address, size_t bytes, const char* what, const char* file, int line);
 
 // launch.cpp
 std::string describe_thread(const Fiber* f);
 void fail_worker(Worker* w, std::string text);
+int set_error(const std::string& text);  // returns what the caller should: 0 if the text is empty
 
 #define PKH_PC __builtin_return_address(0)
 

@@ -82,6 +82,7 @@ void prepare_fibers(Block* b, const PkLaunch* launch) {
     f.sp = nullptr;
     f.stack = nullptr;
     f.done = f.waited = f.triggered = false;
+    f.cluster_arrived = false;
     f.failures = 0;
     f.waiting = "";
     f.spin_address = nullptr;
@@ -109,6 +110,7 @@ void start_block(Block* b, Grid* g, uint64_t cluster_index) {
   b->block_dim = dim3(launch->block[0], launch->block[1], launch->block[2]);
   b->grid_dim = dim3(launch->grid[0], launch->grid[1], launch->grid[2]);
   b->cluster_n = g->cluster_n;
+  b->copies_now = b->worker->check == nullptr && b->worker->async_order == PK_ASYNC_EAGER;
   b->threads = b->live = b->untriggered = static_cast<int>(g->threads);
   b->smem_used = static_cast<uint32_t>(launch->smem);
   b->smem_limit = static_cast<uint32_t>(std::max<uint64_t>(launch->smem, kStaticSmem));
@@ -132,8 +134,7 @@ void start_block(Block* b, Grid* g, uint64_t cluster_index) {
     Warpgroup& group = b->warpgroups[i];
     group.ops.clear();
     group.base = 0;
-    group.wait.arrived = 0;
-    group.wait.waiting.clear();
+    group.waiting.clear();
   }
   prepare_fibers(b, launch);
 }
@@ -244,6 +245,7 @@ void thread_finished(Fiber* f) {
   if (b->cluster_n > 1) cluster_thread_exit(f);
   grid_thread_exit(f);
   if (b->live > 0) return;
+  if (!w->loads.empty()) loads_block_exit(b);
   if (w->check) check_block_end(b);
   grid_block_exit(b);
   if (--b->cluster->live_blocks > 0) return;

@@ -33,6 +33,7 @@ struct BlockView {
   uint32_t smem_used;        // bytes of it the kernel has claimed so far
   uint32_t smem_limit;       // bytes of it the kernel may claim
   uint32_t rank, cluster_n;  // place in the cluster, blocks in it
+  uint32_t copies_now;       // cp.async may copy at once and leave no trace: eager order, no checker
 };
 
 struct ThreadView {

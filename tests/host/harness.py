@@ -143,6 +143,12 @@ def copy_of(array: Any, dtype: Any = None) -> np.ndarray:
     return out
 
 
+def line_of(source: str, text: str) -> str:
+    """Where `text` first stands in a kernel's source, as messages name it."""
+    index = source.index(text)
+    return f"kernel.cuh:{source[:index].count(chr(10)) + 1}"
+
+
 class Arg:
     """A tensor argument with its role; a bare array is an input."""
 
