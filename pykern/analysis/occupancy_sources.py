@@ -80,6 +80,23 @@ def _read_images(images: Iterable[Image], source: str) -> Reading:
     return _some(found, source)
 
 
+def loadable_image(path: str, cc: str) -> bytes:
+    """What a driver can load from ``path``: the file itself, or the cubin for ``cc`` inside a host object."""
+    from pykern.analysis import fatbin
+    from pykern.analysis.elf import EM_CUDA, MAGIC, Elf
+
+    data = Path(path).read_bytes()
+    if data[:4] != MAGIC:
+        return data
+    elf = Elf(data, path)
+    if elf.machine == EM_CUDA:
+        return data
+    for image in fatbin.from_host_object(elf):
+        if image.kind == "cubin" and image.cc == cc and image.data:
+            return image.data
+    raise ArgumentError(path, "no cubin that can be read", f"a host object with code for {cc}")
+
+
 def _some(reading: Reading, source: str) -> Reading:
     if not reading.kernels:
         why = f" ({'; '.join(reading.remarks)})" if reading.remarks else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +106,8 @@ def _answer(options: dict[str, Any]) -> int:
         else:
             occupancy_text.show(console, answers, remarks)
         for row in live:
-            state = "the driver agrees" if row["ours"] == row["driver"] else "[red]the driver differs[/]"
-            console.print(f"live: {row['kernel'][:60]}: ours {row['ours']}, driver {row['driver']} blocks: {state}")
+            state = "the driver agrees" if row["same"] else "[red]the driver differs[/]"
+            console.print(f"  live ({row['gpu']}): ours {row['ours']}, driver {row['driver']} blocks an SM: {state}")
         if conditions:
             occupancy_text.show_verdicts(console, verdicts)
     if options["plot"]:
@@ -191,12 +190,10 @@ def _read(options: dict[str, Any], source: str, archs: Sequence[str]) -> Any:
         if not archs:
             raise ArgumentError("--arch", "nothing", "what to compile for, such as sm_90a or 8.0,9.0")
         reading = Reading([])
-        flags = (f"-maxrregcount={options['maxrregcount']}",) if options["maxrregcount"] else ()
+        includes, instances = options["includes"], options["instances"]
         for one in archs:
-            part = compile_source(
-                Source(source, one, options["defines"], options["includes"], options["instances"], flags)
-            )
-            reading.kernels += part.kernels
+            unit = Source(source, one, options["defines"], includes, instances, _flags(options))
+            reading.kernels += compile_source(unit).kernels
         return reading
     reading = read_file(source)
     if all(kernel.regs is None for kernel in reading.kernels) and options["regs"] is None:
@@ -245,33 +242,39 @@ def _live(options: dict[str, Any], cases: Sequence[Any]) -> list[dict[str, Any]]
     from pykern.analysis import occupancy_live
 
     driver = occupancy_live.Driver(options["device"])
-    image = _image(options, driver)
-    module = driver.load(image)
     rows = []
     for case in cases:
-        if case.cc != driver.cc or case.facts is None:
+        if case.facts is None:
+            raise ArgumentError("--live", "numbers", "an INPUT with a kernel that can be loaded")
+        if case.cc != driver.cc:
             raise ArgumentError("--live", f"code for {case.cc}", f"a kernel for {driver.cc}, this GPU ({driver.name})")
+        module = driver.load(_image(options, case, driver.cc))
         function = driver.function(module, case.facts.name)
         said = driver.facts(function, case.facts.name)
-        config = replace(case.config, regs=said.regs or 0, static_smem=said.static_smem or 0)
+        config = case.config
         row = occupancy_live.compare(driver, function, config, [(config.threads, config.dyn_smem)])[0]
-        rows.append(
-            {"kernel": case.facts.name, "gpu": driver.name, **row.to_dict(), "same": row.same, "regs": said.regs}
-        )
-    driver.unload(module)
+        attributes = {"regs": said.regs, "static_smem": said.static_smem}
+        named = {"kernel": case.facts.name, "gpu": driver.name}
+        rows.append({**named, **row.to_dict(), "same": row.same, "driver_says": attributes})
+        driver.unload(module)
     return rows
 
 
-def _image(options: dict[str, Any], driver: Any) -> bytes:
+def _image(options: dict[str, Any], case: Any, cc: str) -> bytes:
+    from pykern.analysis.occupancy_sources import SOURCE_SUFFIXES, loadable_image
+
     source = options["source"]
-    if source is None or _is_op(source):
-        raise ArgumentError("--live", source or "numbers", "a .cubin, .fatbin, .ptx or CUDA source to load")
-    if Path(source).suffix in (".cu", ".cuh"):
+    if Path(source).suffix in SOURCE_SUFFIXES:
         from pykern.commands._occupancy_build import Source, cubin_of_source
 
-        wanted = options["cc"] or driver.cc
-        return cubin_of_source(Source(source, wanted, options["defines"], options["includes"], options["instances"]))
-    return Path(source).read_bytes()
+        instances, flags = options["instances"], _flags(options)
+        wanted = case.facts.target
+        return cubin_of_source(Source(source, wanted, options["defines"], options["includes"], instances, flags))
+    return loadable_image(case.facts.origin, cc)
+
+
+def _flags(options: dict[str, Any]) -> tuple[str, ...]:
+    return (f"-maxrregcount={options['maxrregcount']}",) if options["maxrregcount"] else ()
 
 
 # --- the other modes ---------------------------------------------------------------------------------------
