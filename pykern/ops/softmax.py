@@ -6,46 +6,33 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pykern.op import Case, Op, Spec, Tolerance
-from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, ceil_div, template
+from pykern.ops._rows import LONG_THREADS, aligned, every_length, grid_block, group, out_aligned
+from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor
-
-# (chunks of 16 bytes a row may have, kernel, threads, chunks a thread): the first that fits. 4 chunks a thread are
-# enough bytes in flight for HBM; 8, or 1024 threads, spill: the compiler keeps the row both packed and as floats.
-FITS = (
-    (32, "softmax_rows", 32, 1),
-    (128, "softmax_rows", 32, 4),
-    (512, "softmax_rows", 128, 4),
-    (1024, "softmax_rows", 256, 4),
-    (2048, "softmax_rows", 512, 4),
-)
-LONG_THREADS = 1024
 
 
 def plan(p: Problem, target: Target) -> Plan:
     x = p["x"]
     rows, stride = x.rows("x")
-    chunks = ceil_div(p.n, 16 // x.itemsize)
-    aligned_x = x.align >= 16 and (rows == 1 or stride * x.itemsize % 16 == 0)
-    y_align = p.outs["y"].align if "y" in p.outs else 256
-    aligned_y = y_align >= 16 and (rows == 1 or p.n * x.itemsize % 16 == 0)
-    flags = aligned_x | aligned_y << 1 | bool(p.log) << 2
-    fit = next((f for f in FITS if chunks <= f[0]), None)
+    aligned_x = aligned(x, rows, stride)
+    aligned_y = out_aligned(p, "y", x.itemsize, rows, p.n)
+    fit = group(p.n, x.dtype)
     if fit is None:
-        name, threads = "softmax_long", LONG_THREADS
-        kernel = template(name, x.dtype, threads)
-        grid, block = rows, threads
+        variant, grid, block = "softmax_long", rows, LONG_THREADS
+        kernel = template(variant, x.dtype, LONG_THREADS)
+        why = ["a row is too long for one block's registers: read twice, the second time from L2"]
     else:
-        _, name, threads, per = fit
-        rows_per_block = 4 if threads == 32 else 1
-        kernel = template(name, x.dtype, threads, per)
-        grid, block = ceil_div(rows, rows_per_block), threads * rows_per_block
-    args = (In("x"), OutPtr("y"), I64(rows), I32(p.n), I64(stride), I32(flags))
-    why = [f"a row is {chunks} chunks of 16 bytes: {name}, {threads} threads"]
+        variant = "softmax_rows"
+        grid, block = grid_block(rows, fit[0])
+        kernel = template(variant, x.dtype, *fit)
+        why = [f"a row stays in the registers of {fit[0]} threads, {fit[1]} x 16 bytes each"]
     if not aligned_x:
         why.append(f"rows of x are not 16-byte aligned (stride {stride}): element loads")
     if not aligned_y:
         why.append("rows of y are not 16-byte aligned: element stores")
-    return Plan((Launch(kernel, grid, block, args),), numerics=x.dtype, variant=kernel.split('<')[0], why=tuple(why))
+    flags = aligned_x | aligned_y << 1 | bool(p.log) << 2
+    args = (In("x"), OutPtr("y"), I64(rows), I32(p.n), I64(stride), I32(flags))
+    return Plan((Launch(kernel, grid, block, args),), numerics=x.dtype, variant=variant, why=tuple(why))
 
 
 def reference(x: Any, log: bool = False) -> Any:
@@ -65,29 +52,18 @@ def tolerance(dtype: str) -> Tolerance:
 
 
 def cases() -> Iterator[Case]:
-    for dtype in FLOATS:
-        chunk = 16 // ITEMSIZE[dtype]
-        for limit, *_ in FITS:
-            yield {"x": Spec(dtype, (3, limit * chunk))}
-        yield {"x": Spec(dtype, (2, FITS[-1][0] * chunk + 1))}
+    for dtype, n in every_length():
+        yield {"x": Spec(dtype, (3, n))}
 
 
 def draw(draw: Callable[..., Any]) -> Case:
     from pykern.testing import sizes, tensor_spec
 
-    dtype = draw.one_of(FLOATS)
+    dtype = draw.one_of(FLOATS)  # type: ignore[attr-defined]
     chunk = 16 // ITEMSIZE[dtype]
     n = draw(sizes(1, 700, around=[32 * chunk, chunk, 128 * chunk, 1]))
     m = draw(sizes(0, 6, around=[4]))
-    return {"x": draw(tensor_spec(dtype, (m, n))), "log": draw.one_of((False, True))}
-
-
-def nbytes(p: Problem) -> int:
-    return 2 * p["x"].nbytes
-
-
-def flops(p: Problem) -> int:
-    return 5 * p["x"].numel
+    return {"x": draw(tensor_spec(dtype, (m, n))), "log": draw.one_of((False, True))}  # type: ignore[attr-defined]
 
 
 op = Op(
@@ -100,8 +76,8 @@ op = Op(
     tolerance=tolerance,
     cases=cases,
     draw=draw,
-    nbytes=nbytes,
-    flops=flops,
+    nbytes=lambda p: 2 * p["x"].nbytes,
+    flops=lambda p: 5 * p["x"].numel,
     inplace=("x",),
     rowwise=(("x", 0),),
     keyword_only="log",

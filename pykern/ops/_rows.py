@@ -1,0 +1,51 @@
+"""What the row kernels share: which group of threads owns a row, and which rows start on 16 bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pykern.plan import ceil_div
+from pykern.schema import FLOATS, ITEMSIZE, Problem, TensorInfo
+
+# (chunks of 16 bytes a row may have, threads, chunks a thread): the first that fits. 4 chunks a thread are enough
+# bytes in flight for HBM; 8, or 1024 threads, spill: the compiler keeps the row both packed and as floats.
+FITS = ((32, 32, 1), (128, 32, 4), (512, 128, 4), (1024, 256, 4), (2048, 512, 4))
+LONG_THREADS = 1024
+
+
+def group(n: int, dtype: str) -> tuple[int, int] | None:
+    """(threads, chunks a thread) of a row of ``n`` elements kept in registers; None when it is too long."""
+    chunks = ceil_div(n, 16 // ITEMSIZE[dtype])
+    return next(((threads, per) for limit, threads, per in FITS if chunks <= limit), None)
+
+
+def grid_block(rows: int, threads: int) -> tuple[int, int]:
+    """Grid and block of a group of ``threads`` per row: four warps share a block."""
+    per_block = 4 if threads == 32 else 1
+    return ceil_div(rows, per_block), threads * per_block
+
+
+def aligned(info: TensorInfo | None, rows: int, stride: int) -> bool:
+    """Whether every row of ``info`` (``stride`` elements apart) starts on 16 bytes."""
+    return info is not None and info.align >= 16 and (rows <= 1 or stride * info.itemsize % 16 == 0)
+
+
+def out_aligned(p: Problem, name: str, itemsize: int, rows: int, n: int) -> bool:
+    """The same for a contiguous output, given (``out=``) or fresh."""
+    align = p.outs[name].align if name in p.outs else 256
+    return align >= 16 and (rows <= 1 or n * itemsize % 16 == 0)
+
+
+def lengths(dtype: str) -> Iterator[int]:
+    """Row lengths that together reach every group, the long kernel included."""
+    chunk = 16 // ITEMSIZE[dtype]
+    for limit, _, _ in FITS:
+        yield limit * chunk
+    yield FITS[-1][0] * chunk + 1
+
+
+def every_length() -> Iterator[tuple[str, int]]:
+    """(dtype, row length) pairs that reach every variant."""
+    for dtype in FLOATS:
+        for n in lengths(dtype):
+            yield dtype, n

@@ -1,0 +1,73 @@
+"""Layer norm: y[m, n] = (h[m, n] - mean_n h) / sqrt(var_n h + eps) * weight[n] + bias[n], h = x (+ residual).
+
+Ba, Kiros and Hinton, "Layer Normalization", 2016. The variance is the biased one, as in torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pykern.op import Op
+from pykern.ops import _norms
+from pykern.schema import Scalar, Tensor
+
+
+def reference(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, residual: Any = None) -> Any:
+    import torch
+
+    h = _norms.add_residual(x, residual)
+    centred = h - h.mean(-1, keepdim=True)
+    y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        y = y * weight.double()
+    if bias is not None:
+        y = y + bias.double()
+    return y if residual is None else (y, h)
+
+
+op = Op(
+    name="layer_norm",
+    source=_norms.SOURCE,
+    inputs=(
+        Tensor("x", "*m n"),
+        Tensor("weight", "n", "like x", role="weight", optional=True),
+        Tensor("bias", "n", "like x", role="weight", optional=True),
+        Scalar("eps", "float", 1e-5),
+        Tensor("residual", "*m n", "like x", optional=True),
+    ),
+    outputs=_norms.OUTPUTS,
+    plan=_norms.plan_layer,
+    reference=reference,
+    tolerance=_norms.tolerance,
+    cases=lambda: _norms.cases(layer=True),
+    draw=lambda draw: _norms.draw(draw, layer=True),
+    nbytes=_norms.nbytes,
+    flops=lambda p: 7 * p["x"].numel,
+    unpack=_norms.unpack,
+    inplace=("x", "residual"),
+    rowwise=(("x", 0), ("residual", 0)),
+    keyword_only="residual",
+    doc="""Layer norm over the last axis, with an optional residual added first.
+
+    Args:
+        x: ``[..., n]``, float32, float16 or bfloat16; last stride 1, leading axes one stride.
+        weight, bias: ``[n]`` of x's dtype, or None for ones and zeros.
+        eps: added to the variance.
+        residual: as in :func:`pykern.rms_norm`.
+        out: result(s), contiguous: ``y``, or ``(y, h)``.
+
+    Returns:
+        ``y``, or ``(y, h)`` with a residual. The mean is taken relative to the row's first element and the variance
+        relative to the mean, in float32: no cancellation when the mean is large, and constant rows give exactly
+        ``bias``.
+
+    Raises:
+        ArgumentError: a dtype, shape, stride or ``out`` that is not as above.
+    """,
+    mutants=(
+        ("st.mean = origin + Group::sum(s, smem) * inv_n;", "st.mean = origin;"),
+        ("f[i] += to_float(b[i]);", "f[i] -= to_float(b[i]);"),
+        ("f[i] *= to_float(w[i]);", ";"),
+    ),
+    benches=_norms.benches(False),
+)

@@ -1,0 +1,68 @@
+"""RMS norm: y[m, n] = h[m, n] / sqrt(mean_n h^2 + eps) * weight[n], h = x (+ residual).
+
+Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pykern.op import Op
+from pykern.ops import _norms
+from pykern.schema import Scalar, Tensor
+
+
+def reference(x: Any, weight: Any, eps: float = 1e-6, residual: Any = None) -> Any:
+    import torch
+
+    h = _norms.add_residual(x, residual)
+    y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * weight.double()
+    return y if residual is None else (y, h)
+
+
+op = Op(
+    name="rms_norm",
+    source=_norms.SOURCE,
+    inputs=(
+        Tensor("x", "*m n"),
+        Tensor("weight", "n", "like x", role="weight"),
+        Scalar("eps", "float", 1e-6),
+        Tensor("residual", "*m n", "like x", optional=True),
+    ),
+    outputs=_norms.OUTPUTS,
+    plan=_norms.plan_rms,
+    reference=reference,
+    tolerance=_norms.tolerance,
+    cases=lambda: _norms.cases(layer=False),
+    draw=lambda draw: _norms.draw(draw, layer=False),
+    nbytes=_norms.nbytes,
+    flops=lambda p: 4 * p["x"].numel,
+    unpack=_norms.unpack,
+    inplace=("x", "residual"),
+    rowwise=(("x", 0), ("residual", 0)),
+    keyword_only="residual",
+    doc="""RMS norm over the last axis, with an optional residual added first.
+
+    Args:
+        x: ``[..., n]``, float32, float16 or bfloat16; last stride 1, leading axes one stride.
+        weight: ``[n]`` of x's dtype.
+        eps: added to the mean of squares.
+        residual: ``[..., n]`` of x's dtype. Then ``h = x + residual`` is rounded to that dtype, normalised and
+            returned: the bits of ``rms_norm(x + residual, weight)``.
+        out: result(s), contiguous: ``y``, or ``(y, h)``; may be ``x`` and ``residual`` themselves.
+
+    Returns:
+        ``y``, or ``(y, h)`` with a residual. Statistics are float32, and scaled where squares would overflow.
+
+    Raises:
+        ArgumentError: a dtype, shape, stride or ``out`` that is not as above.
+    """,
+    mutants=(
+        ("st.r = rsqrtf(q * inv_n + eps);", "st.r = rsqrtf(q * inv_n);"),
+        ("f[i] *= to_float(w[i]);", "f[i] += to_float(w[i]);"),
+        ("sum[i] += to_float(r[i]);", "sum[i] -= to_float(r[i]);"),
+        ("const float inv_n = 1.0f / static_cast<float>(n);", "const float inv_n = 1.0f / static_cast<float>(n + 1);"),
+        ("if (q < kNormLarge || attempt == 1) break;", "break;"),
+    ),
+    benches=(*_norms.benches(False), *_norms.benches(True)),
+)
