@@ -125,6 +125,9 @@ inline Fiber* pop(Worker* w) {
   return w->random ? w->ready.pop_random(w->draw()) : w->ready.pop();
 }
 
+// Where grids may overlap, the worker's loop gets a turn now and then to start more blocks.
+inline bool pause_now(Worker* w) { return w->pauses && w->draw() % 8 == 0; }
+
 // Continues `to`, or the worker's loop when it is null. `save` receives where the caller can be continued.
 inline void switch_to(Worker* w, void** save, Fiber* to) {
   if (to == nullptr) {
@@ -153,7 +156,7 @@ __attribute__((noinline)) void fiber_main() {
       fail_worker(w, "a thread needs more than 64 KB of stack for its local variables [" + describe_thread(f) + "]");
     }
     thread_finished(f);
-    Fiber* next = w->failed ? nullptr : pop(w);
+    Fiber* next = w->failed || pause_now(w) ? nullptr : pop(w);
     Stack* stack = f->stack;
     f->stack = nullptr;
     f->sp = nullptr;
@@ -177,6 +180,10 @@ void fiber_suspend(Fiber* f, const char* what, const char* file, int line) {
   f->file = file;
   f->line = line;
   if (w->async_order == PK_ASYNC_RANDOM && !w->loads.empty() && w->draw() % 4 == 0) retire_load(w);
+  if (pause_now(w)) {
+    switch_to(w, &f->sp, nullptr);
+    return;
+  }
   Fiber* next = pop(w);
   if (next == f) return;  // what it waited for came about just now
   switch_to(w, &f->sp, next);
@@ -187,6 +194,7 @@ void run_fibers(Worker* w) {
     Fiber* f = pop(w);
     if (f == nullptr) return;
     switch_to(w, &w->main_sp, f);
+    if (w->pauses) return;
   }
 }
 

@@ -63,7 +63,11 @@ void pkh_grid_wait(const char* file, int line) {
 
 void pkh_launch_dependents(void) {
   Fiber* f = current();
-  if (f->block->grid->interleaved) trigger(f);
+  if (!f->block->grid->interleaved) return;
+  trigger(f);
+  if (!f->block->worker->pauses) return;
+  f->block->worker->wake(f);  // a place for dependents to start before this thread goes on
+  fiber_suspend(f, "grid_launch_dependents", "", 0);
 }
 
 void pkh_threadfence(int scope) {

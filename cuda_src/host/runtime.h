@@ -330,6 +330,7 @@ struct Worker {
   uint64_t random = 0;    // 0: first come, first served
   uint64_t progress = 0;  // counts what may end a wait for a flag
   int async_order = 0;
+  bool pauses = false;    // fibers now and then give way to the worker's loop
   bool failed = false;
   std::string error;
   Job* job = nullptr;
@@ -361,7 +362,7 @@ inline const char* base_name(const char* path) {
 
 // fiber.cpp
 void fiber_suspend(Fiber* f, const char* what, const char* file, int line);
-void run_fibers(Worker* w);  // until the ready queue is empty or a fiber fails
+void run_fibers(Worker* w);  // until none is ready, one fails, or one pauses
 [[noreturn]] void fiber_abandon(Fiber* f);
 
 // scheduler.cpp

@@ -184,6 +184,7 @@ bool turn_pollers(Worker* w, uint64_t* last_progress, int* idle) {
 
 void begin(Worker* w) {
   reserve_arenas(w);
+  w->pauses = false;
   w->ready.clear();
   w->pollers.clear();
   w->loads.clear();
@@ -311,6 +312,7 @@ void run_interleaved(Worker* w, std::vector<Grid*>& grids) {
   const int sms = grids.empty() || !grids[0]->launch->options || grids[0]->launch->options->sms <= 0
                       ? 4
                       : grids[0]->launch->options->sms;
+  w->pauses = grids.size() > 1 && w->random != 0;
   size_t first = 0;  // grids before it are complete
   while (!w->failed) {
     while (first < grids.size() && grids[first]->complete) ++first;
