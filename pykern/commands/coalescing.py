@@ -47,12 +47,12 @@ def build_patterns(
     ]
     if len(given) > 1:
         raise ArgumentError(" and ".join(given), "both", "one of --addrs, --index, --address")
-    if addrs is not None:
-        listed = parse_addrs(addrs)
-        return [Pattern(space, op, width, tuple(a if n in active else None for n, a in enumerate(listed)))]
     for name, value in (("--warps", warps), ("--iters", iters)):
         if index is None and address is None:
             require(value == 1, name, value, "1 without --index or --address")
+    if addrs is not None:
+        listed = parse_addrs(addrs)
+        return [Pattern(space, op, width, tuple(a if n in active else None for n, a in enumerate(listed)))]
     predicate = Expression(where, "--where") if where is not None else None
     if index is not None or address is not None:
         name, text = ("--index", index) if index is not None else ("--address", address)
