@@ -49,19 +49,19 @@ PK_DEVICE Vec<float, N> to_float(Vec<T, N> v) {
 }
 template <class T, int N>
 PK_DEVICE Vec<T, N> from_float(Vec<float, N> f) {
-  Vec<T, N> v;
+  union Both {
+    Vec<T, N> v;
+    uint32_t pairs[N / 2 > 0 ? N / 2 : 1];
+    PK_DEVICE Both() {}
+  } both;
   if constexpr (N >= 2 && (detail::same<T, half>::value || detail::same<T, bf16>::value)) {
 #pragma unroll
-    for (int i = 0; i < N; i += 2) {
-      const uint32_t two = pack2<T>(f[i], f[i + 1]);
-      v[i].bits = static_cast<uint16_t>(two);
-      v[i + 1].bits = static_cast<uint16_t>(two >> 16);
-    }
+    for (int i = 0; i < N / 2; ++i) both.pairs[i] = pack2<T>(f[2 * i], f[2 * i + 1]);
   } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = from_float<T>(f[i]);
+    for (int i = 0; i < N; ++i) both.v[i] = from_float<T>(f[i]);
   }
-  return v;
+  return both.v;
 }
 
 }  // namespace pk

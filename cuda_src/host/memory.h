@@ -27,7 +27,8 @@ PK_DEVICE unsigned char* dynamic_smem(size_t bytes, PK_HERE) {
 }
 
 // The type that moves kBytes in one instruction, whatever the address (a misaligned one is the checker's business,
-// not a fault of the host's processor).
+// not a fault of the host's processor). g++ reports such an access of 16 bytes as one __tsan_read_range or
+// __tsan_write_range, clang as __tsan_unaligned_read16 or write16.
 template <int kBytes>
 struct Raw;
 template <>
