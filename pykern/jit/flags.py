@@ -45,7 +45,9 @@ def march() -> list[str]:
 def host(compiler: Cxx, check: bool = False) -> list[str]:
     """Flags of a host variant; ``check`` adds the instrumentation whose hooks the host runtime defines."""
     gcc = compiler.kind == "gcc"
-    flags = ["-O1", "-g"] if check else ["-O2"]
+    # -O3, not -O2: only there does g++ unroll the loops over register arrays, which keeps them out of memory (twice as
+    # fast kernels for 0.3 s a compile).
+    flags = ["-O1", "-g"] if check else ["-O3"]
     flags += ["-std=c++17", *march(), *_HIDE, "-Wno-unknown-pragmas"]
     flags += ["-fno-gnu-unique", "-Wno-psabi", "-Wno-misleading-indentation"] if gcc else ["-Wno-unused-value"]
     if check:
