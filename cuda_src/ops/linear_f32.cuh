@@ -176,23 +176,32 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int tiles_m = (m + kWarps * kTokens - 1) / (kWarps * kTokens);
   const int m0 = int(blockIdx.x % tiles_m) * kWarps * kTokens, n0 = int(blockIdx.x / tiles_m) * kOutRows;
 
-  auto load_w = [&](int k0, int slot) {
-#pragma unroll 4
-    for (int i = threadIdx.x; i < 32 * kRows * kPieces; i += kThreads) {
-      const int r = i / kPieces, kk = i % kPieces * kVec;
-      const bool is_up = kGated && r >= kOutRows;
-      const int col = n0 + (is_up ? r - kOutRows : r);
-      const bool in = col < n && k0 + kk < k;
-      const float* from = is_up ? w_up + col * w_up_stride : w + col * w_stride;
-      cp_async<kVec * 4>(&s.stage[slot].w[r][kk], in ? from + k0 + kk : w, in);
+  // A warp copies whole runs of a row; a thread keeps its place along k and walks down the rows.
+  constexpr int kAcross = kPieces < kThreads ? kPieces : kThreads, kDown = kThreads / kAcross;
+  const int copy_row = threadIdx.x / kAcross, copy_k = threadIdx.x % kAcross * kVec;
+  auto load_rows = [&](float* to, int pitch, const float* from, int64_t stride, int rows, int rows_in, int k_in) {
+#pragma unroll
+    for (int kk = 0; kk < kDepth; kk += kAcross * kVec) {
+      const bool k_ok = kk + copy_k < k_in;
+      float* dst = to + copy_row * pitch + kk + copy_k;
+      const float* src = from + copy_row * stride + kk + copy_k;
+#pragma unroll 8
+      for (int r = copy_row; r < rows; r += kDown) {
+        cp_async<kVec * 4>(dst, src, k_ok && r < rows_in);  // where nothing is read, src may be past the end
+        dst += kDown * pitch;
+        src += kDown * stride;
+      }
     }
   };
+  auto load_w = [&](int k0, int slot) {
+    float* to = s.stage[slot].w[0];
+    load_rows(to, kDepth + 4, w + n0 * w_stride + k0, w_stride, kOutRows, n - n0, k - k0);
+    if constexpr (kGated)
+      load_rows(to + kOutRows * (kDepth + 4), kDepth + 4, w_up + n0 * w_up_stride + k0, w_up_stride, kOutRows, n - n0,
+                k - k0);
+  };
   auto load_x = [&](int k0, int slot) {
-    for (int i = threadIdx.x; i < kWarps * kTokens * kPieces; i += kThreads) {
-      const int t = i / kPieces, kk = i % kPieces * kVec;
-      const bool in = m0 + t < m && k0 + kk < k;
-      cp_async<kVec * 4>(&s.stage[slot].x[t][kk], in ? x + (m0 + t) * x_stride + k0 + kk : x, in);
-    }
+    load_rows(s.stage[slot].x[0], kDepth, x + m0 * x_stride + k0, x_stride, kWarps * kTokens, m - m0, k - k0);
   };
 
   // Weights of the whole prologue go first: they do not depend on the kernel before.
