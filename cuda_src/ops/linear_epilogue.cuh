@@ -9,7 +9,8 @@ namespace pk {
 // The values are part of the plan's argument list (ACTIVATIONS in pykern/ops/linear.py).
 enum LinearActivation : int { kLinearRelu = 1, kLinearGelu = 2, kLinearGeluTanh = 3, kLinearSilu = 4 };
 
-// Run-time, not a template argument: a uniform branch per output vector, and a fifth of the variants.
+// Run-time, not a template argument: a uniform branch per output vector, and a fifth of the variants. The additions
+// are __fadd_rn so that no compiler fuses them with a multiplication in one kernel and not in the other.
 template <int N>
 PK_DEVICE void linear_activate(float (&v)[N], int activation) {
   if (activation == kLinearRelu) {
@@ -17,16 +18,16 @@ PK_DEVICE void linear_activate(float (&v)[N], int activation) {
     for (int j = 0; j < N; ++j) v[j] = v[j] < 0.f ? 0.f : v[j];  // NaN stays NaN, which fmaxf would drop
   } else if (activation == kLinearGelu) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) v[j] = 0.5f * v[j] * (1.f + erff(v[j] * 0.70710678118654752f));
+    for (int j = 0; j < N; ++j) v[j] = 0.5f * v[j] * __fadd_rn(1.f, erff(v[j] * 0.70710678118654752f));
   } else if (activation == kLinearGeluTanh) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const float inner = 0.79788456080286536f * (v[j] + 0.044715f * v[j] * v[j] * v[j]);
-      v[j] = 0.5f * v[j] * (1.f + tanhf(inner));
+      const float inner = 0.79788456080286536f * fmaf(0.044715f * v[j] * v[j], v[j], v[j]);
+      v[j] = 0.5f * v[j] * __fadd_rn(1.f, tanhf(inner));
     }
   } else if (activation == kLinearSilu) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) v[j] = v[j] / (1.f + expf(-v[j]));  // -v > 88.7 gives v / inf = -0, the limit
+    for (int j = 0; j < N; ++j) v[j] = v[j] / __fadd_rn(1.f, expf(-v[j]));  // -v > 88.7 gives v / inf = -0, the limit
   }
 }
 
@@ -99,7 +100,7 @@ struct LinearEpilogue {
       float add[N];
       load_run<N>(bias + col, whole, valid, add);
 #pragma unroll
-      for (int j = 0; j < N; ++j) sum[j] += add[j];
+      for (int j = 0; j < N; ++j) sum[j] = __fadd_rn(sum[j], add[j]);
     }
     linear_activate<N>(sum, activation);
     finish(row, col, whole, valid, sum);
@@ -113,7 +114,7 @@ struct LinearEpilogue {
     settle(up);
     linear_activate<N>(gate, activation);
 #pragma unroll
-    for (int j = 0; j < N; ++j) gate[j] *= up[j];
+    for (int j = 0; j < N; ++j) gate[j] = __fmul_rn(gate[j], up[j]);
     finish(row, col, wide && valid >= N, valid, gate);
   }
 
@@ -130,7 +131,7 @@ struct LinearEpilogue {
       float add[N];
       load_run<N>(residual + row * residual_stride + col, whole, valid, add);
 #pragma unroll
-      for (int j = 0; j < N; ++j) v[j] += add[j];
+      for (int j = 0; j < N; ++j) v[j] = __fadd_rn(v[j], add[j]);
     }
     store_run<N>(y + row * y_stride + col, whole, valid, v);
   }
