@@ -31,6 +31,7 @@ Dim = int | Sequence[int]
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 _MAX_CLUSTER = (16, 16, 16)
+_MAX_CLUSTER = (16, 16, 16)
 MAX_THREADS = 1024
 PRELUDE = "core/target.cuh"
 
@@ -66,12 +67,16 @@ class RawSource:
 
     def __init__(self, path: Path, flags: Sequence[str] = ()) -> None:
         self.path, self.flags = path, tuple(flags)
+        self._parsed: tuple[dict[str, sources.Stat | None], dict[str, signature.Declaration]] | None = None
         if not self.declarations():
             raise ArgumentError("source", str(path), "text with at least one __global__ function")
 
     def declarations(self) -> dict[str, signature.Declaration]:
-        """The ``__global__`` functions of this file by name."""
-        return signature.declarations(self.path.read_text())
+        """The ``__global__`` functions of this file by name; read again when the file changed."""
+        if self._parsed is None or not sources.unchanged(self._parsed[0]):
+            stat = sources.stat_of(self.path)
+            self._parsed = ({str(self.path): stat}, signature.declarations(self.path.read_text()))
+        return self._parsed[1]
 
     def kernel(self, instance: str) -> RawKernel:
         """One kernel, with its template arguments: ``kernel("scale")``, ``kernel("scale<float, 4>")``."""
@@ -86,6 +91,7 @@ class RawKernel:
 
     def __init__(self, source: RawSource, instance: str) -> None:
         self.source, self.instance = source, " ".join(instance.split())
+        self._known: tuple[signature.Declaration, tuple[Parameter, ...]] | None = None
         self.parameters  # noqa: B018  (an unknown kernel is refused here)
 
     @property
@@ -96,7 +102,9 @@ class RawKernel:
         found = declared.get(name.rpartition("::")[2])
         if found is None:
             raise ArgumentError("kernel", repr(self.instance), ", ".join(declared))
-        return signature.parameters_of(found, arguments)
+        if self._known is None or self._known[0] is not found:
+            self._known = (found, signature.parameters_of(found, arguments))
+        return self._known[1]
 
     def __getitem__(self, geometry: tuple[Dim, Dim]) -> Callable[..., None]:
         """``k[grid, block]``; each an int or up to three."""
@@ -146,7 +154,7 @@ class RawKernel:
         shape = (
             _dims("grid", grid, _MAX_GRID),
             _dims("block", block, _MAX_BLOCK),
-            _dims("cluster", cluster or 1, (16,) * 3),
+            _dims("cluster", 1 if cluster is None else cluster, _MAX_CLUSTER),
         )
         threads = shape[1][0] * shape[1][1] * shape[1][2]
         if threads > MAX_THREADS:

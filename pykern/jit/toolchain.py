@@ -23,11 +23,11 @@ from pykern.errors import ToolchainError
 # The extra `pykern[cuda]`: one CUDA minor, pinned together (an unpinned nvvm or crt is newer than nvcc and
 # every compile ends in "Unsupported .version").
 CUDA_WHEELS = {
-    "nvidia-cuda-nvcc": "13.0.88",
-    "nvidia-nvvm": "13.0.88",
-    "nvidia-cuda-crt": "13.0.88",
-    "nvidia-cuda-cccl": "13.0.85",
-    "nvidia-cuda-runtime": "13.0.96",
+    "nvidia-cuda-nvcc": "13.0.*",
+    "nvidia-nvvm": "13.0.*",
+    "nvidia-cuda-crt": "13.0.*",
+    "nvidia-cuda-cccl": "13.0.*",
+    "nvidia-cuda-runtime": "13.0.*",
 }
 USUAL = Path("/usr/local/cuda")  # where NVIDIA's installer puts a toolkit
 _ADVICE = "install a CUDA toolkit, set CUDA_HOME to one, or `pip install pykern[cuda]` (NVIDIA's own wheels)"
