@@ -9,8 +9,8 @@ namespace pk {
 // The values are part of the plan's argument list (ACTIVATIONS in pykern/ops/linear.py).
 enum LinearActivation : int { kLinearRelu = 1, kLinearGelu = 2, kLinearGeluTanh = 3, kLinearSilu = 4 };
 
-// Run-time, not a template argument: a uniform branch per output vector, and a fifth of the variants. The additions
-// are __fadd_rn so that no compiler fuses them with a multiplication in one kernel and not in the other.
+// Run-time, not a template argument: a uniform branch per output vector, and a fifth of the variants.
+// Additions are __fadd_rn so that no compiler fuses them with a multiplication in one kernel and not in another.
 template <int N>
 PK_DEVICE void linear_activate(float (&v)[N], int activation) {
   if (activation == kLinearRelu) {
@@ -27,11 +27,12 @@ PK_DEVICE void linear_activate(float (&v)[N], int activation) {
     }
   } else if (activation == kLinearSilu) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) v[j] = v[j] / __fadd_rn(1.f, expf(-v[j]));  // -v > 88.7 gives v / inf = -0, the limit
+    for (int j = 0; j < N; ++j)
+      v[j] = v[j] / __fadd_rn(1.f, expf(-v[j]));  // -v > 88.7 gives v / inf = -0, the limit
   }
 }
 
-// Runs of N neighbouring values of one row: whole, in accesses of at most 16 bytes, or the first `valid` singly.
+// Runs of N neighbouring values of a row: whole, in accesses of at most 16 bytes, or the first `valid` singly.
 template <int N, typename T>
 PK_DEVICE void load_run(const T* p, bool whole, int valid, float (&out)[N]) {
   constexpr int kPiece = N * int(sizeof(T)) <= 16 ? N : 16 / int(sizeof(T));
@@ -75,19 +76,27 @@ PK_DEVICE bool rows_aligned(const void* p, int64_t stride_bytes, int bytes) {
 // T: type of x, w and bias; To: type of y and the residual; N: outputs of a row handled together.
 template <typename T, typename To, int N>
 struct LinearEpilogue {
-  const T* bias;       // [n] or null
+  const T* bias;  // [n] or null
   const To* residual;  // [m, n] or null
-  To* y;               // [m, n]
+  To* y;  // [m, n]
   int64_t residual_stride, y_stride;
   int m, n, activation;
   bool wide;  // y, residual and bias all allow vectors of N at columns that are multiples of N
 
-  PK_DEVICE LinearEpilogue(const T* bias, const To* residual, To* y, int64_t residual_stride, int64_t y_stride, int m,
-                           int n, int activation)
-      : bias(bias), residual(residual), y(y), residual_stride(residual_stride), y_stride(y_stride), m(m), n(n),
-        activation(activation), wide(rows_aligned(y, y_stride * int(sizeof(To)), N * int(sizeof(To)))) {
+  PK_DEVICE LinearEpilogue(const T* bias, const To* residual, To* y, int64_t residual_stride,
+                           int64_t y_stride, int m, int n, int activation)
+      : bias(bias),
+        residual(residual),
+        y(y),
+        residual_stride(residual_stride),
+        y_stride(y_stride),
+        m(m),
+        n(n),
+        activation(activation),
+        wide(rows_aligned(y, y_stride * int(sizeof(To)), N * int(sizeof(To)))) {
     if (bias) wide = wide && rows_aligned(bias, 0, N * int(sizeof(T)));
-    if (residual) wide = wide && rows_aligned(residual, residual_stride * int(sizeof(To)), N * int(sizeof(To)));
+    if (residual)
+      wide = wide && rows_aligned(residual, residual_stride * int(sizeof(To)), N * int(sizeof(To)));
   }
 
   // The N sums of row `row` from column `col`, a multiple of N; what lies outside y is dropped.
@@ -119,8 +128,8 @@ struct LinearEpilogue {
   }
 
  private:
-  // A sum of -0 (products that underflow) becomes +0: kernels differ in how many zero-padded steps they run, and
-  // one such step does this already.
+  // A sum of -0 (products that underflow) becomes +0: kernels differ in how many zero-padded steps they run,
+  // and one such step does this already.
   PK_DEVICE static void settle(float (&sum)[N]) {
 #pragma unroll
     for (int j = 0; j < N; ++j) sum[j] += 0.f;
@@ -137,11 +146,13 @@ struct LinearEpilogue {
   }
 };
 
-// A warp's part of y, staged in shared memory as fp32 rows of kCols (gated: half gate, half up), goes out in whole
-// vectors: neighbouring lanes hold neighbouring vectors of a row. One rolled loop also keeps the activations' code
-// small, which the accumulators' static register indices would unroll by the number of accumulators.
+// A warp's part of y, staged in shared memory as fp32 rows of kCols (gated: half gate, half up), goes out in
+// whole vectors: neighbouring lanes hold neighbouring vectors of a row. One rolled loop also keeps the
+// activations' code small, which the accumulators' static register indices would unroll by the number of
+// accumulators.
 template <int kRows, int kCols, int kPitch, bool kGated, typename T, typename To, int N>
-PK_DEVICE void store_staged(const LinearEpilogue<T, To, N>& out, const float* stage, int row0, int col0, int lane) {
+PK_DEVICE void store_staged(const LinearEpilogue<T, To, N>& out, const float* stage, int row0, int col0,
+                            int lane) {
   constexpr int kRuns = kCols / (kGated ? 2 : 1) / N;  // vectors of y per row
 #pragma unroll 1
   for (int i = lane; i < kRows * kRuns; i += 32) {

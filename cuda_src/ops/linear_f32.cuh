@@ -1,6 +1,6 @@
 // fp32 linear without tensor cores: y[m, n] = act(sum_k x[m, k] * w[n, k] + bias[n]) + residual[m, n].
 //
-// One numerics class: in both kernels every output is one chain acc = fmaf(x[k], w[k], acc) over k = 0, 1, 2, ...
+// One numerics class: in both kernels every output is one chain acc = fmaf(x[k], w[k], acc) over k = 0, 1, 2 ...,
 // so a row has the same bits alone and in any batch. It rules out split-K, and costs the skinny kernel nothing
 // where the weights come from memory: k * 4 cycles of chain against n * k * 4 bytes of weights.
 #pragma once
@@ -11,15 +11,16 @@
 
 namespace pk {
 
-// ---------------------------------------------------------------------------------------------------------------
-// Tiled: a block owns BM x BN outputs, a warp WM x WN of them, a thread (WM / 4) x (WN / 8) in registers: rows
-// lane_m + 4 i and columns lane_n + 8 j of its warp's part. Tiles of x and w keep their rows along k in shared
-// memory, filled by cp.async with no register in between; a thread reads 4 k of a row at once, so that 64 outputs
-// take 16 16-byte reads per 256 multiply-adds. Two buffers, one barrier per 16 k.
-// Gated: rows of the w tile alternate per warp between WN / 2 gate and WN / 2 up rows, and a block owns BM x BN / 2.
+// ----------------------------------------------------------------------------------------------------
+// Tiled: a block owns BM x BN outputs, a warp WM x WN of them, a thread (WM / 4) x (WN / 8) in registers:
+// rows lane_m + 4 i and columns lane_n + 8 j of its warp's part. Tiles of x and w keep their rows along k in
+// shared memory, filled by cp.async with no register in between; a thread reads 4 k of a row at once, so that
+// 64 outputs take 16 16-byte reads per 256 multiply-adds. Two buffers, one barrier per 16 k.
+// Gated: rows of the w tile alternate per warp between WN / 2 gate and WN / 2 up rows, and a block owns
+// BM x BN / 2 outputs.
 
-constexpr int kF32Depth = 16;                 // 64 bytes of a row: two full sectors
-constexpr int kF32Pitch = kF32Depth + 4;      // 20 c mod 32 differs by 4 or more for c = 0..7: no bank conflicts
+constexpr int kF32Depth = 16;  // 64 bytes of a row: two full sectors
+constexpr int kF32Pitch = kF32Depth + 4;  // 20 c mod 32 differs by 4 or more for c = 0..7: no bank conflicts
 
 template <int BM, int BN, int kWarps, int WN>
 union LinearF32Smem {
@@ -27,21 +28,21 @@ union LinearF32Smem {
     float a[2][BM * kF32Pitch];
     float b[2][BN * kF32Pitch];
   };
-  static constexpr int kPitch = WN + 8;   // 8 r + c differs over 4 rows and 8 columns: the epilogue's stores
+  static constexpr int kPitch = WN + 8;  // 8 r + c differs over 4 rows and 8 columns: the epilogue's stores
   float stage[kWarps][16 * kPitch];
 };
 
-// 3 blocks of 4 warps: up to 168 registers, which an 8 x 8 thread needs (64 sums, two rounds of operands) and which
-// blocks of 8 warps cannot have twice on an SM.
+// 3 blocks of 4 warps: up to 168 registers, which an 8 x 8 thread needs (64 sums, two rounds of operands) and
+// which blocks of 8 warps cannot have twice on an SM.
 template <typename To, int BM, int BN, int WM, int WN, int kVec, bool kGated>
 __global__ void __launch_bounds__((BM / WM) * (BN / WN) * 32, 3)
     linear_f32_tiled(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ w_up,
-                     const float* __restrict__ bias, const To* residual, To* y, int m, int n,
-                     int k, int64_t x_stride, int64_t w_stride, int64_t w_up_stride, int64_t residual_stride,
+                     const float* __restrict__ bias, const To* residual, To* y, int m, int n, int k,
+                     int64_t x_stride, int64_t w_stride, int64_t w_up_stride, int64_t residual_stride,
                      int64_t y_stride, int activation) {
   constexpr int kWarps = (BM / WM) * (BN / WN), kThreads = kWarps * 32, TM = WM / 4, TN = WN / 8;
-  constexpr int kPieces = kF32Depth / kVec;       // copies per row of a tile
-  constexpr int kRowStep = kThreads / kPieces;    // rows that one round of all threads copies
+  constexpr int kPieces = kF32Depth / kVec;  // copies per row of a tile
+  constexpr int kRowStep = kThreads / kPieces;  // rows that one round of all threads copies
   static_assert(BM % kRowStep == 0 && BN % kRowStep == 0 && WM % 16 == 0, "threads share the tiles evenly");
   using Smem = LinearF32Smem<BM, BN, kWarps, WN>;
   PK_SMEM(Smem, s);
@@ -51,19 +52,20 @@ __global__ void __launch_bounds__((BM / WM) * (BN / WN) * 32, 3)
   const int tiles_m = (m + BM - 1) / BM;
   const int m0 = int(blockIdx.x % tiles_m) * BM, n0 = int(blockIdx.x / tiles_m) * (kGated ? BN / 2 : BN);
 
-  // This thread copies k copy_k .. + kVec of rows copy_row + i * kRowStep of either tile, from pointers that move
-  // along k with the tiles.
+  // This thread copies k copy_k .. + kVec of rows copy_row + i * kRowStep of either tile, from pointers that
+  // move along k with the tiles.
   const int copy_row = threadIdx.x / kPieces, copy_k = threadIdx.x % kPieces * kVec;
   const float* x_from = x + (m0 + copy_row) * x_stride + copy_k;
   auto load_x = [&](int k0, int buf) {
 #pragma unroll
     for (int r = 0; r < BM; r += kRowStep) {
       const bool in = m0 + copy_row + r < m && k0 + copy_k < k;
-      cp_async<kVec * 4>(&s.a[buf][(r + copy_row) * kF32Pitch + copy_k], in ? x_from + r * x_stride + k0 : x, in);
+      cp_async<kVec * 4>(&s.a[buf][(r + copy_row) * kF32Pitch + copy_k], in ? x_from + r * x_stride + k0 : x,
+                         in);
     }
   };
-  // Gated: is a row of the w tile an up row, and which output column is it for? Either all rows of a thread are of
-  // one kind (kRowStep is a multiple of WN) or all threads are at the same kind (kRowStep divides WN / 2).
+  // Gated: is a row of the w tile an up row, and which output column is it for? Either all rows of a thread
+  // are of one kind (kRowStep is a multiple of WN), or r alone decides (kRowStep divides WN / 2).
   constexpr bool kOneKind = kRowStep % WN == 0;
   static_assert(!kGated || kOneKind || (WN / 2) % kRowStep == 0, "see above");
   const bool thread_up = kGated && kOneKind && copy_row % WN >= WN / 2;
@@ -134,7 +136,8 @@ __global__ void __launch_bounds__((BM / WM) * (BN / WN) * 32, 3)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
-      for (int j = 0; j < TN; ++j) st(&stage[(i * 4 + lane_m) * Smem::kPitch + j * 8 + lane_n], acc[i0 + i][j]);
+      for (int j = 0; j < TN; ++j)
+        st(&stage[(i * 4 + lane_m) * Smem::kPitch + j * 8 + lane_n], acc[i0 + i][j]);
     __syncwarp();
     store_staged<16, WN, Smem::kPitch, kGated>(out, stage, m0 + warp_m * WM + i0 * 4,
                                                n0 + warp_n * (kGated ? WN / 2 : WN), lane);
@@ -142,10 +145,10 @@ __global__ void __launch_bounds__((BM / WM) * (BN / WN) * 32, 3)
   }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Skinny: few tokens, the weights are the traffic and each is read once. A block owns 32 * kRows rows of w and
-// kWarps * kTokens tokens. All threads copy w (and x) through a cp.async ring; lane l of every warp then owns rows
-// l, l + 32, ... and walks k in order, each warp for its own tokens.
+// ----------------------------------------------------------------------------------------------------
+// Skinny: few tokens, the weights are the traffic and each is read once. A block owns 32 * kRows rows of w
+// and kWarps * kTokens tokens. All threads copy w (and x) through a cp.async ring; lane l of every warp then
+// owns rows l, l + 32, ... and walks k in order, each warp for its own tokens.
 // Gated: the first half of a thread's kRows is gate, the second up, and a block owns 16 * kRows outputs.
 
 template <int kRows, int kBlockTokens>
@@ -161,10 +164,10 @@ struct LinearSkinnyF32Smem {
 
 template <typename To, int kTokens, int kWarps, int kRows, int kVec, bool kGated>
 __global__ void __launch_bounds__(kWarps * 32)
-    linear_f32_skinny(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ w_up,
-                      const float* __restrict__ bias, const To* residual, To* y, int m, int n,
-                      int k, int64_t x_stride, int64_t w_stride, int64_t w_up_stride, int64_t residual_stride,
-                      int64_t y_stride, int activation) {
+    linear_f32_skinny(const float* __restrict__ x, const float* __restrict__ w,
+                      const float* __restrict__ w_up, const float* __restrict__ bias, const To* residual,
+                      To* y, int m, int n, int k, int64_t x_stride, int64_t w_stride, int64_t w_up_stride,
+                      int64_t residual_stride, int64_t y_stride, int activation) {
   using Smem = LinearSkinnyF32Smem<kRows, kWarps * kTokens>;
   constexpr int kThreads = kWarps * 32, kDepth = Smem::kDepth, kStages = Smem::kStages;
   constexpr int kOutRows = kGated ? 16 * kRows : 32 * kRows;
@@ -179,7 +182,8 @@ __global__ void __launch_bounds__(kWarps * 32)
   // A warp copies whole runs of a row; a thread keeps its place along k and walks down the rows.
   constexpr int kAcross = kPieces < kThreads ? kPieces : kThreads, kDown = kThreads / kAcross;
   const int copy_row = threadIdx.x / kAcross, copy_k = threadIdx.x % kAcross * kVec;
-  auto load_rows = [&](float* to, int pitch, const float* from, int64_t stride, int rows, int rows_in, int k_in) {
+  auto load_rows = [&](float* to, int pitch, const float* from, int64_t stride, int rows, int rows_in,
+                       int k_in) {
 #pragma unroll
     for (int kk = 0; kk < kDepth; kk += kAcross * kVec) {
       const bool k_ok = kk + copy_k < k_in;
@@ -197,8 +201,8 @@ __global__ void __launch_bounds__(kWarps * 32)
     float* to = s.stage[slot].w[0];
     load_rows(to, kDepth + 4, w + n0 * w_stride + k0, w_stride, kOutRows, n - n0, k - k0);
     if constexpr (kGated)
-      load_rows(to + kOutRows * (kDepth + 4), kDepth + 4, w_up + n0 * w_up_stride + k0, w_up_stride, kOutRows, n - n0,
-                k - k0);
+      load_rows(to + kOutRows * (kDepth + 4), kDepth + 4, w_up + n0 * w_up_stride + k0, w_up_stride, kOutRows,
+                n - n0, k - k0);
   };
   auto load_x = [&](int k0, int slot) {
     load_rows(s.stage[slot].x[0], kDepth, x + m0 * x_stride + k0, x_stride, kWarps * kTokens, m - m0, k - k0);

@@ -1,11 +1,12 @@
-// 16-bit linear for few tokens on mma.sync (m <= 64): y[m, n] = act(sum_k x[m, k] * w[n, k] + bias[n]) + residual.
+// 16-bit linear for few tokens (m <= 64) on mma.sync: y[m, n] = act(sum_k x[m, k] * w[n, k] + bias[n]) + res.
 //
-// The weights are the traffic, and each is read once, from global memory straight into fragments: w is the 16-row
-// operand, tokens are the 8 columns. Within 32 k, lane group t = lane % 4 holds k 8 t .. 8 t + 7 of its row, one
-// 16-byte load, and both operands are permuted along k alike, so the sum is the same. A block owns 16 * kRowTiles
-// rows of w and 8 * kTokenTiles tokens; its warps split k into slices of 128, and their partial sums are added in
-// warp order. One numerics class: which k a warp takes, and in which order, is fixed, so a row's bits depend neither
-// on the batch nor on the variant.
+// The weights are the traffic, and each is read once, from global memory straight into fragments: w is the
+// 16-row operand, tokens are the 8 columns. Within 32 k, lane group t = lane % 4 holds k 8 t .. 8 t + 7 of
+// its row, one 16-byte load, and both operands are permuted along k alike, so the sum is the same. A block
+// owns 16 * kRowTiles rows of w and 8 * kTokenTiles tokens; its warps split k into slices of 128, and their
+// partial sums are added in warp order.
+// One numerics class: which k a warp takes, and in which order, is fixed, so a row's bits depend neither on the
+// batch nor on the variant.
 // Gated: the first half of the row tiles is gate, the second up, and a block owns 8 * kRowTiles outputs a token.
 #pragma once
 #include "core/mma.cuh"
@@ -25,7 +26,7 @@ struct LinearSkinnyMmaSmem {
   float part[kSkinnyWarps][8 * kTokenTiles][kPitch];
 };
 
-// Elements at .. at + 7 of a row of k elements, zeros outside, as mma operand registers. p points to element `at`.
+// Elements at .. at + 7 of a row of k, zeros outside, as mma operand registers. p points to element `at`.
 template <int kVec, bool kStream, typename T>
 PK_DEVICE void load_eight(const T* p, int at, int k, bool row_in, uint32_t (&out)[4]) {
 #pragma unroll
@@ -46,10 +47,10 @@ PK_DEVICE void load_eight(const T* p, int at, int k, bool row_in, uint32_t (&out
 }
 
 template <typename T, typename To, int kRowTiles, int kTokenTiles, int kVec, bool kGated>
-__global__ void __launch_bounds__(kSkinnyWarps * 32, kRowTiles * kTokenTiles <= 4 ? 2 : 1)
+__global__ void __launch_bounds__(kSkinnyWarps * 32, kVec == 8 && kRowTiles * kTokenTiles <= 4 ? 2 : 1)
     linear_skinny_mma(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ w_up,
-                      const T* __restrict__ bias, const To* residual, To* y, int m, int n,
-                      int k, int64_t x_stride, int64_t w_stride, int64_t w_up_stride, int64_t residual_stride,
+                      const T* __restrict__ bias, const To* residual, To* y, int m, int n, int k,
+                      int64_t x_stride, int64_t w_stride, int64_t w_up_stride, int64_t residual_stride,
                       int64_t y_stride, int activation) {
   constexpr int kThreads = kSkinnyWarps * 32;
   constexpr int kUnits = kRowTiles == 1 ? 4 : 2, kBatch = 32 * kUnits;  // 8 loads of w in flight per lane
@@ -80,7 +81,8 @@ __global__ void __launch_bounds__(kSkinnyWarps * 32, kRowTiles * kTokenTiles <= 
       for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          load_eight<kVec, true>(w_row[i][h] + k0 + u * 32, k0 + u * 32 + t * 8, k, w_in[i][h], regs[u][i][h]);
+          load_eight<kVec, true>(w_row[i][h] + k0 + u * 32, k0 + u * 32 + t * 8, k, w_in[i][h],
+                                 regs[u][i][h]);
   };
 
   float acc[kRowTiles][kTokenTiles][4];
@@ -123,7 +125,8 @@ __global__ void __launch_bounds__(kSkinnyWarps * 32, kRowTiles * kTokenTiles <= 
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j)
 #pragma unroll
-      for (int c = 0; c < 4; ++c) st(&s.part[warp][j * 8 + mma_col(lane, c)][i * 16 + mma_row(lane, c)], acc[i][j][c]);
+      for (int c = 0; c < 4; ++c)
+        st(&s.part[warp][j * 8 + mma_col(lane, c)][i * 16 + mma_row(lane, c)], acc[i][j][c]);
   __syncthreads();
 
   const LinearEpilogue<T, To, 1> out(bias, residual, y, residual_stride, y_stride, m, n, activation);

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pykern.errors import ArgumentError
-from pykern.op import Case, Op, Spec, Tolerance
+from pykern.op import Case, Draw, Op, Spec, Tolerance
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, ceil_div, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor
 
@@ -44,7 +44,7 @@ class Tile:
 
 
 F32_TILES = (Tile(128, 64, 32, 64, 3, 1.0), Tile(64, 64, 32, 32, 4, 0.8), Tile(32, 64, 16, 32, 4, 0.5))
-MMA_TILES = (Tile(128, 256, 64, 64, 1, 1.0), Tile(128, 128, 64, 32, 2, 0.8), Tile(64, 64, 32, 32, 4, 0.5))
+MMA_TILES = (Tile(128, 256, 64, 64, 1, 1.0), Tile(128, 128, 64, 64, 2, 0.8), Tile(64, 64, 32, 32, 4, 0.5))
 MMA_DEPTH = 64
 # Tile rows that blocks in flight share: 8 x 128 rows of x and about 16 tiles of w fill an H200's 132 SMs squarely.
 GROUP_M = 8
@@ -275,7 +275,7 @@ def cases() -> Iterator[Case]:
                 yield {"x": Spec(dtype, (m, k)), "w": Spec(dtype, (n, k)), "out_dtype": to}
 
 
-def draw_sizes(draw: Callable[..., Any], dtype: str) -> tuple[int, int, int]:
+def draw_sizes(draw: Draw, dtype: str) -> tuple[int, int, int]:
     """(m, n, k) around tile and class boundaries, small enough for the host backend."""
     from pykern.testing import sizes
 
@@ -285,7 +285,7 @@ def draw_sizes(draw: Callable[..., Any], dtype: str) -> tuple[int, int, int]:
     return m, n, min(k, 600)
 
 
-def draw(draw: Callable[..., Any]) -> Case:
+def draw(draw: Draw) -> Case:
     from pykern.testing import tensor_spec
 
     dtype = draw.one_of(FLOATS)
