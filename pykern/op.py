@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from pykern import plan as plans
 from pykern.errors import ArgumentError, CaptureError, GradientError, KernelError
@@ -32,6 +32,14 @@ from pykern.schema import (
 )
 
 Case = dict[str, Any]  # argument name -> Spec | list[Spec] | scalar | None
+
+
+class Draw(Protocol):
+    """What an op's ``draw`` gets: calls draw from a Hypothesis strategy, ``one_of`` picks one of some values."""
+
+    def __call__(self, strategy: Any) -> Any: ...
+
+    def one_of(self, values: Sequence[Any]) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ class Op:
     reference: Callable[..., Any]
     tolerance: Callable[[str], Tolerance]
     cases: Callable[[], Iterable[Case]]
-    draw: Callable[[Callable[..., Any]], Case]
+    draw: Callable[[Draw], Case]
     nbytes: Callable[[Problem], int]
     flops: Callable[[Problem], int]
     doc: str = ""
@@ -322,8 +330,7 @@ class Runtime:
         self.torch = torch
         self.cuda = torch.cuda.is_available()
         self.library = torch.library.Library("pykern", "FRAGMENT")
-        self.launcher = build.launcher(self.cuda)
-        self.host_runtime = build.host_runtime()
+        self.launcher, self.host_runtime = build.prepare(self.cuda)
         self.slots: list[_Slot] = []
         self.functions: dict[str, Callable[..., Any]] = {}
         self.lock = threading.RLock()

@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = [
     "host_runtime",
     "launcher",
     "library",
+    "prepare",
     "variant",
 ]
 
@@ -224,7 +226,6 @@ def compile_only(source: str, instance: str, arch: str, extra_flags: Sequence[st
 
 
 # ---------------------------------------------------------------- the two libraries that are not variants
-_single_lock = threading.RLock()
 _singles: dict[str, Any] = {}
 
 
@@ -235,20 +236,15 @@ def host_runtime() -> ctypes.CDLL:
     """
     if "host" in _singles:
         return _singles["host"]
-    with _single_lock:
-        if "host" not in _singles:
-            file = sources.root() / "host" / "runtime.cpp"
-            if not file.is_file():
-                raise ArgumentError("source", repr(str(file)), "the host backend's runtime")
-            compiler = toolchain.cxx()
-            recipe = Recipe(
-                "host_runtime", "runtime.cpp", '#include "host/runtime.cpp"\n', sources.closure(file),
-                flags.host_runtime(compiler), (), flags.LINK_RUNTIME, False, kernel="host runtime",
-            )  # fmt: skip
-            _singles["host"] = extension.obtain(
-                recipe, lambda entry, _: ctypes.CDLL(str(entry.path), ctypes.RTLD_GLOBAL)
-            )
-    return _singles["host"]
+    file = sources.root() / "host" / "runtime.cpp"
+    if not file.is_file():
+        raise ArgumentError("source", repr(str(file)), "the host backend's runtime")
+    recipe = Recipe(
+        "host_runtime", "runtime.cpp", '#include "host/runtime.cpp"\n', sources.closure(file),
+        flags.host_runtime(toolchain.cxx()), (), flags.LINK_RUNTIME, False, kernel="host runtime",
+    )  # fmt: skip
+    found = extension.obtain(recipe, lambda entry, _: ctypes.CDLL(str(entry.path), ctypes.RTLD_GLOBAL))
+    return _singles.setdefault("host", found)
 
 
 def torch_abi() -> str:
@@ -266,16 +262,20 @@ def launcher(cuda: bool) -> ctypes.PyDLL:
     name = f"launcher-{'cuda' if cuda else 'host'}"
     if name in _singles:
         return _singles[name]
-    with _single_lock:
-        if name not in _singles:
-            file = sources.launcher_source()
-            compiler = toolchain.cxx()
-            # an arch must be named or cpp_extension asks the GPU for one; the launcher has no device code
-            cuda_cflags = flags.nvcc("80") if cuda else ()
-            recipe = Recipe(
-                name, "launcher.cpp", f'#include "{file.as_posix()}"\n', sources.closure(file),
-                flags.launcher(compiler, cuda), cuda_cflags, flags.LINK, cuda, torch_abi(),
-                identity="launcher", kernel="launcher",
-            )  # fmt: skip
-            _singles[name] = extension.obtain(recipe, lambda entry, _: ctypes.PyDLL(str(entry.path)))
-    return _singles[name]
+    file = sources.launcher_source()
+    # an arch must be named or cpp_extension asks the GPU for one; the launcher has no device code
+    cuda_cflags = flags.nvcc("80") if cuda else ()
+    recipe = Recipe(
+        name, "launcher.cpp", f'#include "{file.as_posix()}"\n', sources.closure(file),
+        flags.launcher(toolchain.cxx(), cuda), cuda_cflags, flags.LINK, cuda, torch_abi(),
+        identity="launcher", kernel="launcher",
+    )  # fmt: skip
+    found = extension.obtain(recipe, lambda entry, _: ctypes.PyDLL(str(entry.path)))
+    return _singles.setdefault(name, found)
+
+
+def prepare(cuda: bool) -> tuple[ctypes.PyDLL, ctypes.CDLL]:
+    """(launcher, host runtime): what every op call needs, compiled side by side when both are cold."""
+    with ThreadPoolExecutor(1, "pykern-build") as pool:
+        runtime = pool.submit(host_runtime)
+        return launcher(cuda), runtime.result()
