@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pykern.op import Case, Spec, Tolerance
+from pykern.op import Case, Draw, Spec, Tolerance
 from pykern.ops._rows import LONG_THREADS, aligned, every_length, grid_block, group, out_aligned
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Run, Target, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem
@@ -92,15 +92,15 @@ def cases(layer: bool) -> Iterator[Case]:
     yield {"x": Spec("float32", (3, 576)), "weight": Spec("float32", (576,)), "residual": Spec("float32", (3, 576))}
 
 
-def draw(draw: Callable[..., Any], layer: bool) -> Case:
+def draw(draw: Draw, layer: bool) -> Case:
     from pykern.testing import sizes, tensor_spec
 
-    one_of: Callable[..., Any] = draw.one_of  # type: ignore[attr-defined]
+    one_of = draw.one_of
     dtype = one_of(FLOATS)
     chunk = 16 // ITEMSIZE[dtype]
     n = draw(sizes(1, 600, around=[32 * chunk, chunk, 128 * chunk, 1]))
     m = draw(sizes(0, 6, around=[4]))
-    fills = ("normal", "normal", "spiky")
+    fills = ("normal", "normal", "spiky", "zeros")
     case: Case = {"x": draw(tensor_spec(dtype, (m, n), fills=fills)), "eps": one_of((1e-5, 1e-6))}
     if not layer or one_of((True, False)):
         case["weight"] = draw(tensor_spec(dtype, (n,), ("contiguous", "offset"), ("normal",)))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from pykern.op import Case, Op, Spec, Tolerance
+from pykern.op import Case, Draw, Op, Spec, Tolerance
 from pykern.ops._rows import LONG_THREADS, aligned, every_length, grid_block, group, out_aligned
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor
@@ -56,14 +56,14 @@ def cases() -> Iterator[Case]:
         yield {"x": Spec(dtype, (3, n))}
 
 
-def draw(draw: Callable[..., Any]) -> Case:
+def draw(draw: Draw) -> Case:
     from pykern.testing import sizes, tensor_spec
 
-    dtype = draw.one_of(FLOATS)  # type: ignore[attr-defined]
+    dtype = draw.one_of(FLOATS)
     chunk = 16 // ITEMSIZE[dtype]
     n = draw(sizes(1, 700, around=[32 * chunk, chunk, 128 * chunk, 1]))
     m = draw(sizes(0, 6, around=[4]))
-    return {"x": draw(tensor_spec(dtype, (m, n))), "log": draw.one_of((False, True))}  # type: ignore[attr-defined]
+    return {"x": draw(tensor_spec(dtype, (m, n))), "log": draw.one_of((False, True))}
 
 
 op = Op(

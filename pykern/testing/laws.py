@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from pykern.errors import ArgumentError
+from pykern.errors import ArgumentError, KernelError
 from pykern.numerics import mismatch, same_bits
 from pykern.op import ASYNC_ORDERS, Case, Op, Spec, host, register
 from pykern.plan import TARGETS, Target, host_target
@@ -308,22 +308,36 @@ def mutants_are_caught(op: Op, where: Where) -> None:
         wrong = register(
             replace(op, name=f"{op.name}_mutant_{digest}", source=str(path), plan=_replanned(op, str(path)), mutants=())
         )
-        caught = False
-        for case in [*_small_cases(op), *drawn_cases(op, 12)]:
-            for seed_ in range(2):
-                args = make_args(op, case, seed_)
-                want = expected(op, args)
-                try:
-                    caught = compare(op, run(wrong, args), want) is not None
-                except ArgumentError:
-                    continue
-                except Exception:
-                    caught = True
-                if caught:
-                    break
-            if caught:
-                break
+        tries = ((case, seed_) for case in _grouped_cases(op, where.target()) for seed_ in range(3))
+        caught = any(_differs(op, wrong, case, seed_) for case, seed_ in tries)
         assert caught, f"{op.name}: the planted error {old!r} -> {new!r} passes the reference law"
+
+
+def _differs(op: Op, wrong: Op, case: Case, seed_: int) -> bool:
+    """Whether the reference law tells ``wrong`` (a mutant of ``op``) from the reference on this case."""
+    args = make_args(op, case, seed_)
+    want = expected(op, args)
+    try:
+        return compare(op, run(wrong, args), want) is not None
+    except ArgumentError:
+        return False
+    except KernelError:
+        return True
+
+
+def _grouped_cases(op: Op, target: Target) -> Iterator[Case]:
+    """Small cases, those that run the same kernels together, so that a mutant is compiled for few of them."""
+    groups: dict[tuple[str, ...], list[Case]] = {}
+    for case in [*_small_cases(op), *drawn_cases(op, 24)]:
+        problem = op.problem_of_args(make_args(op, case, 0))
+        try:
+            kernels = tuple(launch.kernel for launch in op.planned(problem, target).launches)
+        except ArgumentError:
+            continue
+        if kernels:
+            groups.setdefault(kernels, []).append(case)
+    for cases in sorted(groups.values(), key=len, reverse=True):
+        yield from cases
 
 
 def _replanned(op: Op, path: str) -> Callable[..., Any]:

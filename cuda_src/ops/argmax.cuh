@@ -1,0 +1,76 @@
+// argmax of each row, ties to the lowest index. A block owns one piece of a row and reduces it to one 64-bit word whose
+// order is the order wanted: the value's bits made monotone above, the index's complement below. NaN never wins; a row
+// of nothing but NaN gives 0. argmax_join reduces the pieces of a row that was split.
+#pragma once
+#include "core/row.cuh"
+
+namespace pk {
+
+constexpr int kArgmaxThreads = 256;
+constexpr int kArgmaxAligned = 1;  // bit of `flags`: every row starts on 16 bytes
+
+// Monotone in x: larger floats give larger words; -0 and 0 are equal; NaN below everything.
+PK_DEVICE uint32_t ordered(float x) {
+  if (x != x) return 0;
+  const uint32_t u = __float_as_uint(x == 0.0f ? 0.0f : x);
+  return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+PK_DEVICE uint64_t argmax_word(float x, uint32_t index) {
+  return static_cast<uint64_t>(ordered(x)) << 32 | (~index & 0xffffffffu);
+}
+PK_DEVICE int64_t argmax_index(uint64_t word) {
+  return word >> 32 ? static_cast<int64_t>(~static_cast<uint32_t>(word)) & 0xffffffff : 0;
+}
+
+struct ArgmaxSmem {
+  uint64_t scratch[kArgmaxThreads / kWarp];
+};
+PK_DEVICE uint64_t argmax_block(uint64_t word, ArgmaxSmem& smem) {
+  return block_reduce<kArgmaxThreads>(word, smem.scratch, uint64_t(0), [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+}
+
+// Writes the index itself when `pieces` is 1, else the piece's word to `words` [rows, pieces].
+template <class T>
+__global__ void __launch_bounds__(kArgmaxThreads)
+    argmax(const T* __restrict__ x, int64_t* __restrict__ y, uint64_t* __restrict__ words, int n, int64_t stride,
+           int pieces, int flags) {
+  PK_SMEM(ArgmaxSmem, smem);
+  const int64_t row = blockIdx.x / pieces;
+  const int piece = static_cast<int>(blockIdx.x % pieces);
+  const T* in = x + row * stride;
+  grid_wait();
+  uint64_t best = 0;
+  const int step = pieces * kArgmaxThreads * kChunk<T>;
+  for (int64_t at = static_cast<int64_t>(piece * kArgmaxThreads + threadIdx.x) * kChunk<T>; at < n; at += step) {
+    const Chunk<T> v = row_load(in, static_cast<int>(at), n, flags & kArgmaxAligned, from_float<T>(NAN));
+#pragma unroll
+    for (int i = 0; i < kChunk<T>; ++i) {
+      const uint64_t word = argmax_word(to_float(v[i]), static_cast<uint32_t>(at + i));
+      best = word > best ? word : best;
+    }
+  }
+  best = argmax_block(best, smem);
+  if (threadIdx.x == 0) {
+    if (pieces == 1)
+      st(y + row, argmax_index(best));
+    else
+      st(words + blockIdx.x, best);
+  }
+  grid_launch_dependents();
+}
+
+__global__ void __launch_bounds__(kArgmaxThreads)
+    argmax_join(const uint64_t* __restrict__ words, int64_t* __restrict__ y, int pieces) {
+  PK_SMEM(ArgmaxSmem, smem);
+  grid_wait();
+  uint64_t best = 0;
+  for (int i = threadIdx.x; i < pieces; i += kArgmaxThreads) {
+    const uint64_t word = ld(words + static_cast<int64_t>(blockIdx.x) * pieces + i);
+    best = word > best ? word : best;
+  }
+  best = argmax_block(best, smem);
+  if (threadIdx.x == 0) st(y + blockIdx.x, argmax_index(best));
+  grid_launch_dependents();
+}
+
+}  // namespace pk

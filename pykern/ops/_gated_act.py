@@ -1,0 +1,63 @@
+"""What silu_and_mul and gelu_and_mul share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pykern.errors import require
+from pykern.op import Case, Draw, Spec, Tolerance
+from pykern.ops._rows import aligned, out_aligned
+from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, ceil_div, template
+from pykern.schema import FLOATS, ITEMSIZE, Out, Problem
+
+SOURCE = "ops/gated_act.cuh"
+OUTPUTS = (Out("y", lambda p: (*p["x"].shape[:-1], p["x"].shape[-1] // 2)),)
+THREADS, PER = 256, 2  # 2 chunks of each half in flight a thread: 64 bytes, 32 KiB a block of 256
+
+
+def check(p: Problem) -> None:
+    require(p["x"].shape[-1] % 2 == 0, "x.shape[-1]", p["x"].shape[-1], "an even number: two halves side by side")
+
+
+def make_plan(act: str) -> Callable[[Problem, Target], Plan]:
+    def plan(p: Problem, target: Target) -> Plan:
+        x = p["x"]
+        rows, stride = x.rows("x")
+        n = x.shape[-1] // 2
+        ok = aligned(x, rows, stride) and n * x.itemsize % 16 == 0 and out_aligned(p, "y", x.itemsize, rows, n)
+        chunks = rows * ceil_div(n, 16 // x.itemsize)
+        kernel = template("gated_act", x.dtype, f"Act::{act}", PER)
+        args = (In("x"), OutPtr("y"), I64(rows), I64(stride), I32(n), I32(int(ok)))
+        why = f"{chunks} chunks of 16 bytes, {PER} a thread" + (
+            "" if ok else "; rows not 16-byte aligned: element access"
+        )
+        launch = Launch(kernel, ceil_div(chunks, THREADS * PER), THREADS, args)
+        return Plan((launch,), numerics=x.dtype, variant="gated_act", why=(why,))
+
+    return plan
+
+
+def tolerance(dtype: str) -> Tolerance:
+    return {
+        "float32": Tolerance(5e-6, 1e-6, "ex2.approx and a fast division in the activation"),
+        "float16": Tolerance(1.5e-3, 1e-6, "one rounding to 11 bits"),
+        "bfloat16": Tolerance(8e-3, 1e-6, "one rounding to 8 bits"),
+    }[dtype]
+
+
+def cases() -> Iterator[Case]:
+    for dtype in FLOATS:
+        yield {"x": Spec(dtype, (3, 512))}
+
+
+def draw(draw: Draw) -> Case:
+    from pykern.testing import sizes, tensor_spec
+
+    dtype = draw.one_of(FLOATS)
+    chunk = 16 // ITEMSIZE[dtype]
+    n = draw(sizes(1, 700, around=[chunk, 512 * chunk // 4]))
+    return {"x": draw(tensor_spec(dtype, (draw(sizes(0, 6)), 2 * n)))}
+
+
+def benches() -> tuple[Case, ...]:
+    return ({"x": Spec("bfloat16", (8192, 2 * 14336))},)

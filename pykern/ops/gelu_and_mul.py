@@ -1,0 +1,76 @@
+"""GEGLU's elementwise part: y[m, n] = gelu(x[m, n]) * x[m, N + n], the exact gelu by erf, or its tanh form.
+
+Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016; Shazeer, "GLU Variants Improve Transformer", 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pykern.op import Case, Draw, Op
+from pykern.ops import _gated_act as shared
+from pykern.plan import Plan, Target
+from pykern.schema import Problem, Scalar, Tensor
+
+EXACT, TANH = shared.make_plan("kGelu"), shared.make_plan("kGeluTanh")
+
+
+def plan(p: Problem, target: Target) -> Plan:
+    return (TANH if p.approximate == "tanh" else EXACT)(p, target)
+
+
+def reference(x: Any, approximate: str = "none") -> Any:
+    import torch.nn.functional as F
+
+    a, b = x.double().chunk(2, -1)
+    return F.gelu(a, approximate=approximate) * b
+
+
+def cases() -> Iterator[Case]:
+    for case in shared.cases():
+        for approximate in ("none", "tanh"):
+            yield case | {"approximate": approximate}
+
+
+def draw(draw: Draw) -> Case:
+    return shared.draw(draw) | {"approximate": draw.one_of(("none", "tanh"))}
+
+
+op = Op(
+    name="gelu_and_mul",
+    source=shared.SOURCE,
+    inputs=(
+        Tensor("x", "*m n"),
+        Scalar("approximate", "str", "none", key=True, choices=("none", "tanh")),
+    ),
+    outputs=shared.OUTPUTS,
+    plan=plan,
+    reference=reference,
+    tolerance=shared.tolerance,
+    cases=cases,
+    draw=draw,
+    check=shared.check,
+    nbytes=lambda p: p["x"].nbytes * 3 // 2,
+    flops=lambda p: 3 * p["x"].numel,
+    rowwise=(("x", 0),),
+    doc="""GELU of the first half of the last axis, times the second half.
+
+    Args:
+        x: ``[..., 2 n]``, float32, float16 or bfloat16; last stride 1, leading axes one stride.
+        approximate: ``none`` for the exact gelu (erf), ``tanh`` for its tanh form.
+        out: optional result, contiguous.
+
+    Returns:
+        ``[..., n]`` of x's dtype, computed in float32.
+
+    Raises:
+        ArgumentError: an odd last axis, or a dtype, stride or ``out`` that is not as above.
+    """,
+    mutants=(
+        ("activate<kAct>(g[i]) * u[i]", "activate<kAct>(u[i]) * g[i]"),
+        ("x + row[k] * stride + n, at[k]", "x + row[k] * stride, at[k]"),
+        ("y + row[k] * n, at[k], n", "y + row[k] * n, at[k], n - 1"),
+    ),
+    benches=shared.benches(),
+)
