@@ -328,3 +328,12 @@ def test_the_launcher_is_keyed_by_torch() -> None:
     torch = pytest.importorskip("torch")
     assert torch.__version__ in build.torch_abi() and f"cuda {torch.version.cuda}" in build.torch_abi()
     assert (REPO / "pykern" / "launcher" / "launcher.cpp") == build.sources.launcher_source()
+
+
+def test_a_library_of_ones_own(fake_root: Path) -> None:
+    text = '#include "core/number.cuh"\nextern "C" int f() { return kNumber + EXTRA; }\n'
+    arguments = dict(roots=["core/number.cuh"], cflags=["-DEXTRA=4"])
+    path = build.library("my lib", "f.cpp", text, **arguments)  # type: ignore[arg-type]
+    assert ctypes.CDLL(str(path)).f() == 5 and path.parent.name.startswith("my_lib-")
+    assert build.library("my lib", "f.cpp", text, **arguments) == path  # type: ignore[arg-type]
+    assert build.library("my lib", "f.cpp", text, **arguments, abi="torch 2.10") != path  # type: ignore[arg-type]
