@@ -192,11 +192,11 @@ DETAILS = """==PROF== Connected to process 1
 "1","1","axpy","smsp__sass_thread_inst_executed_op_fadd_pred_on.sum","inst","10"
 "1","1","axpy","smsp__sass_thread_inst_executed_op_hfma_pred_on.sum","inst","100"
 """
-    ["", "a,b\n1,2\n", '"Kernel Name"\n', DETAILS.splitlines()[1] + '\n"0","1","k","gpu__time_duration.sum","us","3"\n'],
+RAW = """"ID","Kernel Name","gpu__time_duration.sum","dram__bytes.sum","@"
 "","","us","Gbyte","inst"
 "0","copy, big","500","2","0"
 "1","copy, big","250","1","7"
-"""
+""".replace("@", "smsp__sass_thread_inst_executed_op_dfma_pred_on.sum")
 
 
 def test_ncu_details_and_raw() -> None:
