@@ -33,8 +33,9 @@ lint:
 types:
 	@$(RUN) -m mypy
 
+# One thread a test process: torch's own would spin against each other's on few cores.
 test: lint types
-	@$(RUN) -m pytest -n $(JOBS)
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
 
 compile:
 	@$(RUN) -m pykern compile --arch $(ARCHS)

@@ -7,8 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from pykern.errors import ModelError
+
+# Two spinning threads each in several test processes on two cores make every product ten times slower.
+torch.set_num_threads(1)
 
 DATA = Path(__file__).parent.parent / "data"
 

@@ -1,0 +1,162 @@
+"""What a run of the model did, op by op: calls, launches, bytes moved, time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from pykern import op as registry
+from pykern.op import Op, tensor_info
+from pykern.plan import Plan, Target
+from pykern.schema import Scalar
+
+# The ops the decoder calls (llama.py, engine.py).
+OPS = (
+    "embedding", "rms_norm", "linear", "quant_linear", "rope_append_kv", "attention", "silu_and_mul", "argmax", "sample",
+)  # fmt: skip
+
+
+@dataclass
+class Row:
+    """One op's share of a run. ``nbytes``: compulsory traffic, from the op's own accounting. ``seconds``: on the CPU
+    the calls' wall time; on a GPU 0 until :meth:`Meter.time_kernels` measured it."""
+
+    calls: int = 0
+    launches: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class Meter:
+    """Counts and times ops. :attr:`ops` is a namespace with the metered functions, to be given to the model."""
+
+    def __init__(self, device: str, names: Iterable[str] = OPS) -> None:
+        self.device = device
+        self.rows: dict[str, Row] = {}
+        self.kernels: dict[str, str] = {}  # kernel function name -> op
+        self.plans: dict[Any, tuple[int, int]] = {}
+        self.on = True
+        there = registry.names()
+        found = {name: registry.get(name) for name in names if name in there}
+        self.ops = SimpleNamespace(**{name: self.metered(op) for name, op in found.items()})
+
+    @property
+    def backend(self) -> str:
+        return "cuda" if self.device == "cuda" else "host"
+
+    def metered(self, op: Op) -> Callable[..., Any]:
+        """The public function of ``op``, counted."""
+        function = op.public
+        row = self.rows.setdefault(op.name, Row())
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self.on:
+                return function(*args, **kwargs)
+            started = time.perf_counter()
+            result = function(*args, **kwargs)
+            if self.device == "cpu":
+                row.seconds += time.perf_counter() - started
+            launches, nbytes = self.accounted(op, args, kwargs)
+            row.calls += 1
+            row.launches += launches
+            row.nbytes += nbytes
+            return result
+
+        return call
+
+    def accounted(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+        """(launches, bytes) of a call, remembered by the shapes that decide them."""
+        values = bound(op, args, kwargs)
+        infos = {n: _info(v) for n, v in values.items()}
+        key = (op.name, tuple(infos.items()))
+        if key not in self.plans:
+            problem, plan = plan_of(op, infos, self.target())
+            for launch in plan.launches:
+                self.kernels[kernel_name(launch.kernel)] = op.name
+            self.plans[key] = len(plan.launches), op.nbytes(problem)
+        return self.plans[key]
+
+    def target(self) -> Target:
+        from pykern.jit.target import default_target
+
+        return registry.host_options().target() if self.device == "cpu" else default_target("cuda")
+
+    def reset(self) -> None:
+        """Back to zero, in place: the metered functions keep their rows."""
+        for row in self.rows.values():
+            row.calls = row.launches = row.nbytes = 0
+            row.seconds = 0.0
+
+    def time_kernels(self, run: Callable[[], object], repeats: int) -> None:
+        """Device time and launches of ``repeats`` calls of ``run`` (GPU), from the profiler, by kernel name."""
+        from torch.autograd import DeviceType
+        from torch.profiler import ProfilerActivity, profile
+
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            for _ in range(repeats):
+                run()
+            torch.cuda.synchronize()
+        for row in self.rows.values():
+            row.launches = 0
+        for event in profiler.events():
+            name = self.kernels.get(kernel_name(event.name))
+            if event.device_type == DeviceType.CUDA and name is not None:
+                self.rows[name].launches += 1
+                self.rows[name].seconds += event.device_time / 1e6
+
+    def table(self) -> list[dict[str, Any]]:
+        """One dict per op that ran, the slowest first: op, launches, bytes, seconds, share, backend."""
+        ran = {name: row for name, row in self.rows.items() if row.launches or row.calls}
+        total = sum(row.seconds for row in ran.values()) or 1.0
+        return [
+            {
+                "op": name,
+                "launches": row.launches,
+                "bytes": row.nbytes,
+                "seconds": row.seconds,
+                "share": row.seconds / total,
+                "backend": self.backend,
+            }
+            for name, row in sorted(ran.items(), key=lambda item: -item[1].seconds)
+        ]
+
+
+def bound(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, the schema's defaults filled in; a QuantTensor becomes the op's planes and layout."""
+    values: dict[str, Any] = {}
+    names = [a.name for a in op.inputs]
+    at = 0
+    for v in args:
+        taken = unpacked(v) if hasattr(v, "planes") else {names[at]: v}
+        values |= taken
+        at += len(taken)
+    for name, v in kwargs.items():
+        values |= unpacked(v) if hasattr(v, "planes") else {name: v}
+    return {a.name: values.get(a.name, a.default if isinstance(a, Scalar) else None) for a in op.inputs}
+
+
+def unpacked(q: Any) -> dict[str, Any]:
+    """A QuantTensor as op arguments."""
+    return {"planes": list(q.planes.values()), "layout": q.layout}
+
+
+def _info(v: Any) -> Any:
+    if isinstance(v, torch.Tensor):
+        return tensor_info(v, torch)
+    return tuple(tensor_info(t, torch) for t in v) if isinstance(v, (list, tuple)) else v
+
+
+def plan_of(op: Op, infos: dict[str, Any], target: Target) -> tuple[Any, Plan]:
+    problem = op.problem(infos)
+    return problem, op.planned(problem, target)
+
+
+def kernel_name(text: str) -> str:
+    """The bare function name of a kernel: ``void pk::linear<float, 4>(...)`` and ``linear<float, 4>`` -> ``linear``."""
+    return text.split("(")[0].split("<")[0].strip().split(" ")[-1].split("::")[-1]

@@ -1,0 +1,178 @@
+"""The decoder against golden tokens, and against itself: chunks, resuming, batches.
+
+Every test runs on the plain-PyTorch ops (the reference) and on pykern's own, which on CPU tensors are the CUDA
+kernels on the host backend.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from model_files import F32, Q4_1, Q8_0, Tiny, tiny_gguf
+
+from pykern.errors import ArgumentError
+from pykern.models import _reference_ops
+from pykern.models.cache import Sequence
+from pykern.models.engine import Engine, Sampling
+from pykern.models.meter import OPS, Meter
+from pykern.models.run import load, make_engine, prepare
+
+
+def ops_of(name: str) -> Any:
+    if name == "reference":
+        return _reference_ops
+    return Meter("cpu").ops
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> Any:
+    """Weights dequantised to float32 and float32 activations: what the golden tokens were made with."""
+    config, weights, text = load(smollm2_path)
+    return SimpleNamespace(config=config, text=text, weights=prepare(weights, torch.float32, "cpu", dequantize=True))
+
+
+def real_engine(smollm2: Any, ops: str = "reference", tokens: int = 512) -> Engine:
+    return make_engine(smollm2.config, smollm2.weights, ops_of(ops), tokens=tokens)
+
+
+def greedy(engine: Engine, prompts: list[list[int]], n: int, **options: Any) -> list[list[int]]:
+    sequences = [Sequence(list(p)) for p in prompts]
+    try:
+        return engine.generate(sequences, n, **options)
+    finally:
+        for s in sequences:
+            engine.cache.release(s)
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 7])
+def test_golden_tokens_of_the_reference(smollm2: Any, golden: list[dict], chunk: int) -> None:
+    engine = real_engine(smollm2)
+    for case in golden if chunk == 0 else golden[:1]:
+        (new,) = greedy(engine, [case["ids"]], 48, stop_ids=smollm2.config.stop_ids, chunk=chunk)
+        assert new == case["new"]
+
+
+def test_golden_tokens_among_others(smollm2: Any, golden: list[dict]) -> None:
+    engine = real_engine(smollm2, tokens=2048)
+    others = [golden[i % 2]["ids"][: 1 + i] + [300 + i] * (3 * i) for i in range(8)]
+    new = greedy(engine, [*others[:4], golden[0]["ids"], *others[4:], golden[1]["ids"]], 12)
+    assert new[4] == golden[0]["new"][:12]
+    assert new[9] == golden[1]["new"][:12]
+
+
+def test_a_wrong_decoder_gives_other_tokens(smollm2: Any, golden: list[dict]) -> None:
+    """The golden tokens discriminate: each planted error changes them."""
+    def changed(**functions: Any) -> SimpleNamespace:
+        return SimpleNamespace(**{n: getattr(_reference_ops, n) for n in (*OPS, "rope") if hasattr(_reference_ops, n)}
+                               | functions)  # fmt: skip
+
+    ref = _reference_ops
+
+    def interleaved(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        even_odd = torch.cat([x[..., ::2], x[..., 1::2]], -1)
+        out = ref.rope(even_odd, positions, table)
+        a, b = out.chunk(2, -1)
+        return torch.stack([a, b], -1).flatten(-2)
+
+    def append(q: Any, k: Any, v: Any, positions: Any, table: Any, k_cache: Any, v_cache: Any, slots: Any) -> Any:
+        k_cache.view(-1, *k_cache.shape[2:])[slots] = interleaved(k, positions, table)
+        v_cache.view(-1, *v_cache.shape[2:])[slots] = v
+        return interleaved(q, positions, table)
+
+    wrong = {
+        "rope interleaved": changed(rope_append_kv=append),
+        "not causal": changed(attention=lambda *a, **k: ref.attention(*a, **{**k, "causal": False})),
+        "gate and up swapped": changed(silu_and_mul=lambda x: ref.silu_and_mul(x.roll(x.shape[-1] // 2, -1))),
+        "no residual": changed(linear=lambda x, w, bias=None, residual=None: ref.linear(x, w, bias=bias)),
+    }
+    for name, ops in wrong.items():
+        engine = make_engine(smollm2.config, smollm2.weights, ops, tokens=128)
+        (new,) = greedy(engine, [golden[0]["ids"]], 8)
+        assert new != golden[0]["new"][:8], name
+
+
+# --- A tiny model, bit by bit --------------------------------------------------------------------------------
+
+
+BACKENDS = ["pykern"]
+
+
+def tiny_engine(tmp_path: Path, ops: str, kind: int = F32, tiny: Tiny = Tiny(), arch: str = "llama", **kw: Any) -> Engine:  # noqa: B008
+    config, weights, _ = load(tiny_gguf(tiny, kind, arch).write(tmp_path / "tiny.gguf"))
+    return make_engine(config, prepare(weights, torch.float32, "cpu", **kw), ops_of(ops), tokens=2048, longest=128)
+
+
+PROMPT = [5, 260, 17, 99, 3, 200, 41, 8, 77, 150, 12, 9, 31]
+
+
+def logits_of(engine: Engine, prompt: list[int], chunk: int = 0) -> torch.Tensor:
+    s = Sequence(list(prompt))
+    try:
+        return engine.prefill([s], chunk)[0].clone()
+    finally:
+        engine.cache.release(s)
+
+
+@pytest.mark.parametrize("ops", BACKENDS)
+@pytest.mark.parametrize("kind", [F32, Q4_1, Q8_0])
+def test_same_bits_in_chunks_and_batches(tmp_path: Path, ops: str, kind: int) -> None:
+    engine = tiny_engine(tmp_path, ops, kind)
+    whole = logits_of(engine, PROMPT)
+    for chunk in (1, 7):
+        assert torch.equal(logits_of(engine, PROMPT, chunk), whole), chunk
+    rest = [Sequence([(7 * i + j) % 272 for j in range(1 + 4 * i)]) for i in range(8)]
+    batch = [*rest[:3], Sequence(list(PROMPT)), *rest[3:]]
+    assert torch.equal(engine.prefill(batch)[3], whole)
+    for s in batch:
+        engine.cache.release(s)
+
+
+@pytest.mark.parametrize("ops", BACKENDS)
+def test_stopped_and_resumed(tmp_path: Path, ops: str) -> None:
+    engine = tiny_engine(tmp_path, ops)
+    (straight,) = greedy(engine, [PROMPT], 12)
+    s, parts = Sequence(list(PROMPT)), []
+    for n in (1, 4, 0, 7):
+        parts += engine.generate([s], n)[0]
+    assert parts == straight
+    assert s.ids == PROMPT + straight and len(s.pending) == 1
+
+
+@pytest.mark.parametrize("ops", BACKENDS)
+def test_agrees_with_the_reference(tmp_path: Path, ops: str) -> None:
+    for kind, tiny, arch in [
+        (F32, Tiny(), "llama"),
+        (Q4_1, Tiny(tied=False), "llama"),
+        (Q8_0, Tiny(biased=True, q_heads=6, kv_heads=2, hidden=96), "qwen2"),
+    ]:
+        got = logits_of(tiny_engine(tmp_path, ops, kind, tiny, arch), PROMPT)
+        wanted = logits_of(tiny_engine(tmp_path, "reference", kind, tiny, arch, dequantize=True), PROMPT)
+        error = ((got - wanted).norm() / wanted.norm()).item()
+        assert error < 1e-5, (kind, arch, error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ops", BACKENDS)
+def test_golden_tokens_on_the_host_backend(smollm2: Any, golden: list[dict], ops: str) -> None:
+    """Both prompts in one batch, to their ends."""
+    engine = real_engine(smollm2, ops)
+    new = greedy(engine, [case["ids"] for case in golden], 48, stop_ids=smollm2.config.stop_ids)
+    assert new == [case["new"] for case in golden]
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    engine = tiny_engine(tmp_path, "reference")
+    with pytest.raises(ArgumentError, match="max_tokens: got -1"):
+        engine.generate([Sequence([1])], -1)
+    with pytest.raises(ArgumentError, match="sequences with pending ids"):
+        engine.generate([Sequence([])], 1)
+    with pytest.raises(ArgumentError, match="sequence length: got 200, allowed: at most 128"):
+        engine.generate([Sequence([1] * 200)], 1)
+    for name, bad in [("temperature", -1.0), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5),
+                      ("min_p", 1.0), ("seed", -1)]:  # fmt: skip
+        with pytest.raises(ArgumentError, match=f"{name}: got"):
+            Sampling(**{name: bad})
