@@ -35,10 +35,11 @@ _ANNOTATIONS = 0x55
 _ANNOTATION_SPILL = 1
 _UNKNOWN_STACK = 0xFFFFFFFF  # recursion or indirect calls
 _ABI_CUDA13 = 8
+_CUDA12_ACCELERATED = 0x800
 
 # SASS of cc 7.x to 12.x: 16 bytes an instruction, opcode in bits 0-11, access size in bits 73-75.
 _INSTRUCTION = 16
-_LDL, _STL = 0x983, 0x387
+_LOADS, _STORES = (0x983,), (0x387, 0x987)  # LDL; STL, and STL with a uniform register in its address
 _ACCESS_BYTES = (1, 1, 2, 2, 4, 8, 16, 16)
 
 
@@ -51,7 +52,7 @@ def read_cubin(data: bytes, source: str) -> list[KernelFacts]:
     if not 70 <= sm <= 129:
         raise ArgumentError(source, f"a cubin for sm_{sm}", "compute capability 7.0 to 12.x")
     sections = {section.name: section for section in elf.sections}
-    target = _target(sections, sm)
+    target = _target(sections, sm, elf.abi_version < _ABI_CUDA13 and bool(elf.flags & _CUDA12_ACCELERATED))
     by_symbol = _per_symbol(elf)
     names = [name.removeprefix(".text.") for name in sections if name.startswith(".text.")]
     names = [name for name in names if f".nv.info.{name}" in sections]
@@ -103,11 +104,11 @@ def _kernel(
     )
 
 
-def _target(sections: dict[str, Section], sm: int) -> str:
-    """What ptxas was asked for, from the tool's note: only there is ``sm_90a`` told from ``sm_90``."""
+def _target(sections: dict[str, Section], sm: int, accelerated: bool) -> str:
+    """What ptxas was asked for. CUDA 13 tells ``sm_90a`` from ``sm_90`` only in the tool's note, CUDA 12 by a flag."""
     note = sections.get(".note.nv.tkinfo")
     match = re.search(rb"-arch[ =](sm_\d+[af]?)", note.data) if note else None
-    return match[1].decode() if match else f"sm_{sm}"
+    return match[1].decode() if match else f"sm_{sm}" + ("a" if accelerated else "")
 
 
 def _attributes(section: Section, source: str) -> Iterator[tuple[int, bytes]]:
@@ -164,8 +165,8 @@ def _local_bytes(code: bytes, offsets: range | list[int]) -> tuple[int, int]:
             continue
         low, high = struct.unpack_from("<QQ", code, offset)
         opcode = low & 0xFFF
-        if opcode == _STL:
+        if opcode in _STORES:
             stores += _ACCESS_BYTES[high >> 9 & 7]
-        elif opcode == _LDL:
+        elif opcode in _LOADS:
             loads += _ACCESS_BYTES[high >> 9 & 7]
     return stores, loads

@@ -68,9 +68,11 @@ def answer(
     check_fits(case.cc, case.config)
     result = occupancy(case.cc, case.config)
     most = case.most_threads
-    size = cluster_size or case.cluster
-    clusters = cluster.clusters(case.cc, case.config, size, sms, gpcs) if size and size > 1 and sms else None
-    blocks = grid or case.grid
+    size = case.cluster if cluster_size is None else cluster_size
+    clusters = None
+    if size is not None and size != 1 and sms is not None:
+        clusters = cluster.clusters(case.cc, case.config, size, sms, gpcs)
+    blocks = case.grid if grid is None else grid
     return Answer(
         case=case,
         result=result,
@@ -78,7 +80,7 @@ def answer(
         headroom=advice.headroom(case.cc, case.config),
         bounds=advice.launch_bounds(case.cc, case.config),
         sizes=advice.block_sizes(case.cc, case.config, smem_per_thread=smem_per_thread, most=most),
-        waves=advice.waves(result, blocks, sms) if blocks and sms else None,
+        waves=advice.waves(result, blocks, sms) if blocks is not None and sms is not None else None,
         clusters=clusters,
         flags=_flags(case, result),
     )

@@ -226,13 +226,13 @@ def _machine(options: dict[str, Any], cc: str) -> tuple[int | None, list[int] | 
             gpcs = list(H200) if text.lower() == "h200" else [int(part) for part in text.split(",")]
         except ValueError:
             raise ArgumentError("--gpcs", text, "SM counts joined by commas, or h200") from None
-    sms = options["sms"] or (sum(gpcs) if gpcs else None)
+    sms = sum(gpcs) if gpcs and options["sms"] is None else options["sms"]
     if sms is None and options["gpu"]:
         chip = _gpu(options["gpu"])
         if chip.cc != cc:
             raise ArgumentError("--gpu", options["gpu"], f"a chip of compute capability {cc} (this one has {chip.cc})")
         sms = chip.sm_count
-    if sms is None and (options["grid"] or options["cluster"]):
+    if sms is None and not (options["grid"] is options["cluster"] is None):
         raise ArgumentError("--sms", "nothing", "the GPU's SMs, or --gpu NAME: --grid and --cluster need it")
     return sms, gpcs
 

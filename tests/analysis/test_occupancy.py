@@ -134,7 +134,9 @@ def test_the_answer_is_consistent(cc: str, config: Config) -> None:
 @given(ccs, configs, st.data())
 def test_more_of_a_resource_never_gives_more_blocks(cc: str, config: Config, data: st.DataObject) -> None:
     name, top = data.draw(
-        st.sampled_from([("regs", 255), ("dyn_smem", 240_000), ("static_smem", 240_000), ("barriers", 16), ("threads", 1024)])
+        st.sampled_from(
+            [("regs", 255), ("dyn_smem", 240_000), ("static_smem", 240_000), ("barriers", 16), ("threads", 1024)]
+        )
     )
     if name.endswith("smem"):
         config = config.but(carveout_pct=-1)  # with a hint, more memory may also ask for a larger carve-out
@@ -166,7 +168,11 @@ def test_reserved_kilobyte_counts_once() -> None:
 
 
 def test_registers_are_rounded_per_warp() -> None:
-    assert occupancy("8.0", Config(256, 33)).limits["registers"] == occupancy("8.0", Config(256, 40)).limits["registers"] == 6
+    assert (
+        occupancy("8.0", Config(256, 33)).limits["registers"]
+        == occupancy("8.0", Config(256, 40)).limits["registers"]
+        == 6
+    )
 
 
 def test_16_barriers_bind_on_9_0() -> None:
@@ -176,7 +182,15 @@ def test_16_barriers_bind_on_9_0() -> None:
 
 @pytest.mark.parametrize(
     ("text", "cc"),
-    [("9.0", "9.0"), (9.0, "9.0"), ("90", "9.0"), ("sm_90a", "9.0"), ("compute_120f", "12.0"), ("12.1", "12.1"), (" 86 ", "8.6")],
+    [
+        ("9.0", "9.0"),
+        (9.0, "9.0"),
+        ("90", "9.0"),
+        ("sm_90a", "9.0"),
+        ("compute_120f", "12.0"),
+        ("12.1", "12.1"),
+        (" 86 ", "8.6"),
+    ],
 )
 def test_spellings_of_a_cc(text: object, cc: str) -> None:
     assert occ.parse_cc(text) == cc
@@ -213,7 +227,9 @@ def test_impossible_numbers_are_named(change: dict[str, Any], message: str) -> N
 
 def test_more_shared_memory_than_the_chip_gives_is_named() -> None:
     occ.check_fits("9.0", Config(32, 32, 0, 232_448))
-    with pytest.raises(ArgumentError, match=r"shared memory: got 232449 bytes, allowed: static \+ dynamic up to 232448"):
+    with pytest.raises(
+        ArgumentError, match=r"shared memory: got 232449 bytes, allowed: static \+ dynamic up to 232448"
+    ):
         occ.check_fits("9.0", Config(32, 32, 1, 232_448))
 
 

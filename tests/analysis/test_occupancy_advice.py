@@ -38,7 +38,10 @@ def test_a_next_step_holds_and_is_the_least(cc: str, config: Config) -> None:
         assert step.after.blocks > step.before.blocks
         # one unit more of any resource that was reduced loses the step again
         if "regs" in step.changes:
-            assert occupancy(cc, changed.but(regs=changed.regs + 1)).blocks < step.after.blocks or changed.regs == config.regs
+            assert (
+                occupancy(cc, changed.but(regs=changed.regs + 1)).blocks < step.after.blocks
+                or changed.regs == config.regs
+            )
         if "dyn_smem" in step.changes:
             back = changed.but(dyn_smem=changed.dyn_smem + arch(cc).smem_alloc_unit)
             assert back.smem > config.smem or occupancy(cc, back).blocks < step.after.blocks
@@ -102,7 +105,9 @@ def test_issue_examples() -> None:
 
 
 def test_dynamic_memory_that_grows_with_threads() -> None:
-    rows = {row.threads: row.result for row in advice.block_sizes("9.0", Config(128, 32, 0, 65_536), smem_per_thread=512)}
+    rows = {
+        row.threads: row.result for row in advice.block_sizes("9.0", Config(128, 32, 0, 65_536), smem_per_thread=512)
+    }
     assert rows[256] == occupancy("9.0", Config(256, 32, 0, 131_072))
     assert rows[32] == occupancy("9.0", Config(32, 32, 0, 16_384))
 

@@ -18,6 +18,7 @@ from pykern.analysis.roofline_plot import merged_labels, roofline_curves
 from pykern.commands.roofline import choose_roof, command
 from pykern.errors import ArgumentError
 
+DATA = Path(__file__).resolve().parents[1] / "data"
 H200 = find_gpu("h200")
 SHEET, MEASURED = H200.roof("bf16"), H200.roof("bf16", "measured")
 counts = st.floats(0, 1e18, allow_nan=False)
@@ -197,6 +198,15 @@ RAW = """"ID","Kernel Name","gpu__time_duration.sum","dram__bytes.sum","@"
 "0","copy, big","500","2","0"
 "1","copy, big","250","1","7"
 """.replace("@", "smsp__sass_thread_inst_executed_op_dfma_pred_on.sum")
+
+
+def test_real_ncu_files() -> None:
+    """From an H200: a 4096^3 bf16 product, then x * 2 and x + 1 on 2^26 floats. FLOPs are exact, bytes a cold cache's."""
+    for page in ("details", "raw"):
+        gemm, scaled, added = read_ncu((DATA / f"ncu_h200_{page}.csv").read_text())
+        assert gemm.flops == 2 * 4096**3 and 100e6 < gemm.bytes < 200e6 and 178 < gemm.time_us < 182
+        assert scaled.flops == 2**26 and added.flops == 2**27, "x + 1 is an FMA there"
+        assert scaled.bytes == pytest.approx(2 * 4 * 2**26, rel=0.06)
 
 
 def test_ncu_details_and_raw() -> None:
