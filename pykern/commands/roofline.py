@@ -256,6 +256,11 @@ def _gpu_row(chip: Gpu) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _short(name: str) -> str:
+    """Kernel names of templates run to hundreds of characters: keep what fits a table."""
+    return name if len(name) <= 48 else name[:45] + "..."
+
+
 def _show(placed: list[Placed]) -> None:
     from rich.table import Table
 
@@ -272,17 +277,19 @@ def _show(placed: list[Placed]) -> None:
         "bound",
         "floor us",
         "at the roof",
-        "measured us",
-        "of the roof",
+        "time us",
+        "of roof",
     ):
-        view.add_column(name, justify="left" if name in ("work", "bound") else "right", min_width=20 * (name == "work"))
+        view.add_column(
+            name, justify="left" if name in ("work", "bound") else "right", min_width=20 * (name == "work")
+        )
     for p in placed:
         reach = (
             f"{p.attainable_gbps / 1e3:.4g} TB/s"
             if p.bound != "compute"
             else f"{p.attainable_tflops:.4g} TFLOP/s"
         )
-        view.add_row(p.work.name, f"{p.work.flops:.4g}", f"{p.work.bytes:.4g}",
+        view.add_row(_short(p.work.name), f"{p.work.flops:.4g}", f"{p.work.bytes:.4g}",
                      "-" if p.work.intensity is None else f"{p.work.intensity:.4g}", p.bound, f"{p.floor_us:.4g}",
                      reach,
                      "-" if p.work.time_us is None else f"{p.work.time_us:.4g}",
@@ -290,7 +297,7 @@ def _show(placed: list[Placed]) -> None:
     out.print(view)
     for p in placed:
         if p.note:
-            out.print(f"  {p.work.name}: {p.note}", soft_wrap=True)
+            out.print(f"  {_short(p.work.name)}: {p.note}", soft_wrap=True)
 
 
 def _model(name: str, roof: Roof, sizes: str, context: int, phase: str, dtype: str, precision: dict[str, str | None],

@@ -201,7 +201,7 @@ RAW = """"ID","Kernel Name","gpu__time_duration.sum","dram__bytes.sum","@"
 
 
 def test_real_ncu_files() -> None:
-    """From an H200: a 4096^3 bf16 product, then x * 2 and x + 1 on 2^26 floats. FLOPs are exact, bytes a cold cache's."""
+    """From an H200: a 4096^3 bf16 product, then x * 2 and x + 1 on 2^26 floats. FLOPs are exact."""
     for page in ("details", "raw"):
         gemm, scaled, added = read_ncu((DATA / f"ncu_h200_{page}.csv").read_text())
         assert gemm.flops == 2 * 4096**3 and 100e6 < gemm.bytes < 200e6 and 178 < gemm.time_us < 182
