@@ -77,6 +77,7 @@ class Op:
     returns torch arguments for cases that are not just random floats. ``check(problem)`` raises ArgumentError for what
     the schema cannot say. ``nbytes``/``flops``: compulsory traffic and arithmetic of a problem. ``unpack(result,
     args)`` turns the raw tuple into what the user gets. ``inplace``: inputs that ``out`` may be the same view as.
+    ``benches``: problems to time; ``peers``: functions of the same arguments to time beside them.
     ``rowwise``: (input, axis) pairs that hold independent rows; outputs have rows on axis 0 (batch-invariance law).
     """
 
@@ -100,6 +101,7 @@ class Op:
     keyword_only: str = ""  # first argument that is keyword-only in the public function
     declares_local: tuple[str, ...] = ()  # kernel name prefixes that may use local memory, with a reason in the source
     benches: tuple[Case, ...] = ()
+    peers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # name -> same call in another library
     mutants: tuple[tuple[str, str], ...] = ()  # (text in the source, wrong text): planted errors the laws must catch
 
     @property
@@ -489,6 +491,7 @@ class Runtime:
                 number,
                 name.encode(),
                 slot.spec.encode(),
+                ",".join(a.name for a in args).encode(),
                 (ctypes.c_int * max(1, len(rets)))(*rets),
                 len(rets),
                 int(self.cuda),

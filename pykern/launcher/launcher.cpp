@@ -45,6 +45,7 @@ using Tensor = std::unique_ptr<AtenTensorOpaque, TensorFree>;
 
 struct Op {
   std::string name;
+  std::vector<std::string> names;  // of the arguments
   std::string args;       // one letter per argument: T tensor, O optional, L list, f/i/b/s scalar (capital: in the key)
   std::vector<int> rets;  // -1: a new output; k >= 0: argument k itself
 };
@@ -101,15 +102,16 @@ struct Call {
     own[k].reset(t);
     ptr[k] = nullptr;
     ndim[k] = 0;
+    // A required tensor given as None arrives as an undefined one, which has no device.
+    int32_t type = 0, index;
+    if (t && aoti_torch_get_device_type(t, &type)) throw std::runtime_error("got None, allowed: a tensor");
     if (!t) {
       put(-1);
       return;
     }
-    int32_t type, index;
     int64_t d, *sz, *sr;
     const void* p;
     CK(aoti_torch_get_dtype(t, &dtype[k]));
-    CK(aoti_torch_get_device_type(t, &type));
     CK(aoti_torch_get_device_index(t, &index));
     CK(aoti_torch_get_dim(t, &d));
     CK(aoti_torch_get_sizes(t, &sz));
@@ -388,10 +390,10 @@ void run(int slot, StableIValue* stack) {
     try {
       c.argument(op.args[k], stack[k]);
     } catch (const std::exception& e) {
-      if (error.empty()) error = e.what();
+      if (error.empty()) error = op.names[k] + ": " + e.what();
     }
   }
-  if (!error.empty()) raise_python("argument", op.name + ": " + error);
+  if (!error.empty()) raise_python("argument", error);
   if (c.grad && aoti_torch_grad_mode_is_enabled()) raise_python("gradient", op.name);
   c.put(c.dev_type == 0 ? t_host_word : 0);
 #ifdef USE_CUDA
@@ -551,9 +553,18 @@ API void pkl_init(PyObject* planner, PyObject* raiser, PyObject* on_checked, voi
 }
 
 // 0, or a negative number: -1 no slot, -2 no library, -3 torch refused the name.
-API int pkl_register(int slot, const char* name, const char* args, const int* rets, int nrets, int cuda) {
+// `arguments`: the arguments' names, separated by commas.
+API int pkl_register(int slot, const char* name, const char* args, const char* arguments, const int* rets, int nrets,
+                     int cuda) {
   if (slot < 0 || slot >= kSlots || strlen(args) > 64 || nrets > kMaxOut) return -1;
-  g_ops[slot] = Op{name, args, std::vector<int>(rets, rets + nrets)};
+  std::vector<std::string> names(1);
+  for (const char* c = arguments; *c; ++c) {
+    if (*c == ',')
+      names.emplace_back();
+    else
+      names.back() += *c;
+  }
+  g_ops[slot] = Op{name, std::move(names), args, std::vector<int>(rets, rets + nrets)};
   for (int k = 0; k <= cuda; ++k) {
     if (!g_lib[k] && aoti_torch_library_init_impl("pykern", k ? "CUDA" : "CPU", __FILE__, __LINE__, &g_lib[k])) return -2;
     if (torch_library_impl(g_lib[k], name, pick(slot, std::make_integer_sequence<int, kSlots>()), TORCH_ABI_VERSION))

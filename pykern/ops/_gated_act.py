@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from pykern.errors import require
 from pykern.op import Case, Draw, Spec, Tolerance
@@ -57,6 +58,18 @@ def draw(draw: Draw) -> Case:
     chunk = 16 // ITEMSIZE[dtype]
     n = draw(sizes(1, 700, around=[chunk, 512 * chunk // 4]))
     return {"x": draw(tensor_spec(dtype, (draw(sizes(0, 6)), 2 * n)))}
+
+
+def torch_gated(name: str) -> Callable[..., Any]:
+    """The same in torch: an activation and a product."""
+
+    def call(x: Any, approximate: str = "none") -> Any:
+        import torch.nn.functional as F
+
+        a, b = x.chunk(2, -1)
+        return F.silu(a) * b if name == "silu" else F.gelu(a, approximate=approximate) * b
+
+    return call
 
 
 def benches() -> tuple[Case, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pykern.op import Case, Draw, Spec, Tolerance
@@ -109,6 +109,20 @@ def draw(draw: Draw, layer: bool) -> Case:
     if one_of((True, False)):
         case["residual"] = draw(tensor_spec(dtype, (m, n), fills=("normal",)))
     return case
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` through torch.compile, compiled at its first call."""
+    found: list[Any] = []
+
+    def call(**args: Any) -> Any:
+        import torch
+
+        if not found:
+            found.append(torch.compile(function, dynamic=False))
+        return found[0](**args)
+
+    return call
 
 
 def nbytes(p: Problem) -> int:

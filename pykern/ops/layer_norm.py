@@ -25,6 +25,15 @@ def reference(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, r
     return y if residual is None else (y, h)
 
 
+def torch_layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, residual: Any = None) -> Any:
+    import torch.nn.functional as F
+
+    if residual is None:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    h = x + residual
+    return F.layer_norm(h, x.shape[-1:], weight, bias, eps), h
+
+
 op = Op(
     name="layer_norm",
     source=_norms.SOURCE,
@@ -69,5 +78,6 @@ op = Op(
         ("f[i] += to_float(b[i]);", "f[i] -= to_float(b[i]);"),
         ("f[i] *= to_float(w[i]);", ";"),
     ),
+    peers={"torch": torch_layer_norm},
     benches=_norms.benches(False),
 )

@@ -20,6 +20,15 @@ def reference(x: Any, weight: Any, eps: float = 1e-6, residual: Any = None) -> A
     return y if residual is None else (y, h)
 
 
+def torch_rms_norm(x: Any, weight: Any, eps: float = 1e-6, residual: Any = None) -> Any:
+    import torch.nn.functional as F
+
+    if residual is None:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    h = x + residual
+    return F.rms_norm(h, weight.shape, weight, eps), h
+
+
 op = Op(
     name="rms_norm",
     source=_norms.SOURCE,
@@ -64,5 +73,6 @@ op = Op(
         ("const float inv_n = 1.0f / static_cast<float>(n);", "const float inv_n = 1.0f / static_cast<float>(n + 1);"),
         ("if (q < kNormLarge || attempt == 1) break;", "break;"),
     ),
+    peers={"torch": torch_rms_norm, "compile": _norms.compiled(torch_rms_norm)},
     benches=(*_norms.benches(False), *_norms.benches(True)),
 )

@@ -50,5 +50,6 @@ op = Op(
         ("x + row[k] * stride + n, at[k]", "x + row[k] * stride, at[k]"),
         ("y + row[k] * n, at[k], n", "y + row[k] * n, at[k], n - 1"),
     ),
+    peers={"torch": shared.torch_gated("silu")},
     benches=shared.benches(),
 )

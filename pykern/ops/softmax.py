@@ -41,6 +41,12 @@ def reference(x: Any, log: bool = False) -> Any:
     return torch.log_softmax(x.double(), -1) if log else torch.softmax(x.double(), -1)
 
 
+def torch_softmax(x: Any, log: bool = False) -> Any:
+    import torch
+
+    return torch.log_softmax(x, -1) if log else torch.softmax(x, -1)
+
+
 def tolerance(dtype: str) -> Tolerance:
     # __expf is exact to about |x| * 2^-23 for the differences x - max, of which results above 1e-6 have |x| < 14;
     # 16-bit results are rounded once (2^-9 for bfloat16, 2^-11 for float16; below 2^-14 float16 is denormal).
@@ -102,6 +108,7 @@ op = Op(
         ("pad = from_float<T>(-INFINITY)", "pad = from_float<T>(0.0f)"),
         ("if (row >= rows) return;", "if (row >= rows - 1) return;"),
     ),
+    peers={"torch": torch_softmax},
     benches=(
         {"x": Spec("bfloat16", (16384, 4096))},
         {"x": Spec("bfloat16", (32768, 8192))},
