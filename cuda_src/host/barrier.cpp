@@ -11,13 +11,13 @@ bool complete(const Block* b, const Barrier& bar) {
   return bar.arrived > 0 && bar.arrived >= (bar.expected ? bar.expected : b->live);
 }
 
-// Wakes everyone who waits except `last`, who never went to sleep (null when a thread's exit completed the barrier).
+// Wakes everyone who waits. `last` came last and does not sleep; null when a thread's exit or an arrival without a wait
+// completed the barrier.
 void release(Block* b, int id, Fiber* last) {
   Barrier& bar = b->barriers[id];
   bar.result = bar.kind == kCountTrue ? bar.trues : bar.kind == kAllTrue ? bar.trues == bar.arrived : bar.trues > 0;
   if (b->worker->check) check_barrier(b, id, bar, last);
   bar.arrived = bar.trues = bar.expected = 0;
-  bar.arrivals.clear();
   b->worker->wake_all(bar.waiting);
 }
 
@@ -75,13 +75,11 @@ void pkh_named_barrier(int id, int threads, int wait, const char* file, int line
   }
   Barrier& bar = f->block->barriers[id];
   arrive(f, id, kPlain, threads, file, line);
+  if (!wait && f->block->worker->check) check_named_arrive(f, id);
   if (complete(f->block, bar)) {
-    if (!wait) bar.arrivals.push_back(f);
-    release(f->block, id, f);
+    release(f->block, id, wait ? f : nullptr);
   } else if (wait) {
     bar.waiting.push(f);
     fiber_suspend(f, "a named barrier", file, line);
-  } else {
-    bar.arrivals.push_back(f);
   }
 }

@@ -36,7 +36,7 @@ void pkh_cp_async(void* dst, const void* src, int bytes, int source_bytes, const
                                 (source_bytes ? reinterpret_cast<uintptr_t>(src) : 0)) % static_cast<uintptr_t>(bytes);
   if (misaligned != 0) pkh_fail(file, line, "cp.async of %d bytes: both addresses must be aligned to that", bytes);
   CopyOp op{dst, src, bytes, source_bytes, PKH_PC, 0};
-  if (w->check) op.id = check_copy_issue(f, op);
+  if (w->check) op.id = check_copy_issue(f, op, file, line);
   const bool now = w->async_order == PK_ASYNC_EAGER || (w->async_order == PK_ASYNC_RANDOM && w->draw() % 2);
   if (now) {
     copy(op);
@@ -45,7 +45,12 @@ void pkh_cp_async(void* dst, const void* src, int bytes, int source_bytes, const
   f->queues().copies.ops.push_back(op);
 }
 
-void pkh_cp_async_commit(void) { pk::host::current()->queues().copies.commit(); }
+void pkh_cp_async_commit(void) {
+  using namespace pk::host;
+  Fiber* f = current();
+  f->queues().copies.commit();
+  if (f->block->worker->check) check_copy_commit(f);
+}
 
 void pkh_cp_async_wait(int pending) {
   using namespace pk::host;

@@ -9,22 +9,32 @@
 
 namespace pk::host {
 
-// A tensor map carries an address that the checker moves along with its tensor; other arguments travel as they are.
+#ifdef PK_CHECK
+constexpr bool kChecked = true;
+#else
+constexpr bool kChecked = false;
+#endif
+
+// The checker keeps a guarded copy of every tensor: pointers and tensor maps follow, other arguments stay as they are.
 template <class T>
 inline void relocate(T&) {}
-inline void relocate(TensorMap& map) { pkh_relocate_map(&map); }
+template <class T>
+inline void relocate(T*& p) {
+  p = static_cast<T*>(pkh_relocate(static_cast<const void*>(p)));
+}
+inline void relocate(TensorMap& map) { map.base = pkh_relocate(map.base); }
 
 template <class... P, size_t... I>
 int launch_packed(void (*kernel)(P...), const PkLaunch* launch, void** args, std::index_sequence<I...>) {
   using Args = std::tuple<std::decay_t<P>...>;
   using Closure = std::pair<void (*)(P...), Args>;
   Closure closure{kernel, Args(*static_cast<std::decay_t<P>*>(args[I])...)};
-  (relocate(std::get<I>(closure.second)), ...);
+  if constexpr (kChecked) (relocate(std::get<I>(closure.second)), ...);
   auto thunk = [](const void* p) {
     const Closure& c = *static_cast<const Closure*>(p);
     std::apply(c.first, c.second);
   };
-  return pkh_run(launch, thunk, &closure, sizeof(closure), int(sizeof...(P)));
+  return pkh_run(launch, thunk, &closure, sizeof(closure), static_cast<int>(sizeof...(P)), kChecked);
 }
 
 template <class... P>

@@ -153,7 +153,7 @@ __attribute__((noinline)) void fiber_main() {
     Worker* w = f->block->worker;
     f->block->grid->thunk(f->block->grid->closure);
     if (memcmp(f->stack->low, &kCanary, sizeof kCanary) != 0) {
-      fail_worker(w, "a thread needs more than 64 KB of stack for its local variables [" + describe_thread(f) + "]");
+      fail_worker(w, "a thread needs more than 64 KB of stack for its local variables", f);
     }
     thread_finished(f);
     Fiber* next = w->failed || pause_now(w) ? nullptr : pop(w);
@@ -215,8 +215,6 @@ void pkh_fail(const char* file, int line, const char* format, ...) {
   vsnprintf(text, sizeof text, format, list);
   va_end(list);
   Fiber* f = current();
-  std::string where;
-  if (file != nullptr && *file != 0) where = std::string(base_name(file)) + ":" + std::to_string(line) + ": ";
-  fail_worker(f->block->worker, where + text + " [" + describe_thread(f) + "]");
+  fail_worker(f->block->worker, text, f, file, line);
   fiber_abandon(f);
 }

@@ -31,10 +31,10 @@ void grid_thread_exit(Fiber* f) {
   Grid* g = f->block->grid;
   if (g->interleaved) trigger(f);
   if (g->barrier_arrived > 0) {
-    fail_worker(f->block->worker, std::string(g->name) + ": a thread returned while " +
-                                      std::to_string(g->barrier_arrived) + " threads wait in grid_barrier at " +
-                                      base_name(g->barrier_waiting.head->file) + ":" +
-                                      std::to_string(g->barrier_waiting.head->line) + " [" + describe_thread(f) + "]");
+    const Fiber* waits = g->barrier_waiting.head;
+    fail_worker(f->block->worker,
+                "a thread returned while " + std::to_string(g->barrier_arrived) + " threads wait in this grid_barrier", f,
+                waits->file, waits->line);
   }
 }
 
@@ -83,16 +83,22 @@ void pkh_fence_proxy_async(void) {
   if (f->block->worker->check) check_proxy_fence(f);
 }
 
-void pkh_flag_access(const uint32_t* p, int release, int acquire, const char* file, int line) {
-  Fiber* f = current();
+namespace {
+void flag_access(Fiber* f, const uint32_t* p, int writes, int release, int acquire, const void* pc, const char* file,
+                 int line) {
   if (reinterpret_cast<uintptr_t>(p) % 4 != 0) pkh_fail(file, line, "a flag at %p, which is not aligned", (const void*)p);
-  if (release) ++f->block->worker->progress;
-  if (f->block->worker->check) check_atomic(f, p, 4, release, acquire, PKH_PC, file, line);
+  if (writes) ++f->block->worker->progress;
+  if (f->block->worker->check) check_atomic(f, p, 4, writes, release, acquire, pc, file, line);
+}
+}  // namespace
+
+void pkh_flag_access(const uint32_t* p, int release, int acquire, const char* file, int line) {
+  flag_access(current(), p, release, release, acquire, PKH_PC, file, line);
 }
 
 void pkh_atomic(const void* p, uint32_t bytes, const char* file, int line) {
   Fiber* f = current();
-  if (f->block->worker->check) check_atomic(f, p, bytes, 0, 0, PKH_PC, file, line);
+  if (f->block->worker->check) check_atomic(f, p, bytes, 1, 0, 0, PKH_PC, file, line);
 }
 
 // The second load of an unchanged flag is taken for a loop that waits.
@@ -108,8 +114,9 @@ void pkh_flag_load(const uint32_t* p, uint32_t value, const char* file, int line
 
 void pkh_spin_until_ge(const uint32_t* p, uint32_t value, const char* file, int line) {
   Fiber* f = current();
+  const void* pc = PKH_PC;
   for (;;) {
-    pkh_flag_access(p, 0, 1, file, line);
+    flag_access(f, p, 0, 0, 1, pc, file, line);
     const uint32_t seen = __atomic_load_n(p, __ATOMIC_ACQUIRE);
     if (seen >= value) return;
     poll(f, p, seen, "spin_until_ge", file, line);
@@ -121,7 +128,7 @@ void pkh_grid_barrier(uint32_t* counter, const char* file, int line) {
   Grid* g = f->block->grid;
   f->pc = PKH_PC;
   if (!g->cooperative) pkh_fail(file, line, "grid_barrier needs a cooperative launch");
-  if (f->block->worker->check) check_atomic(f, counter, 4, 1, 1, PKH_PC, file, line);
+  if (f->block->worker->check) check_atomic(f, counter, 4, 1, 1, 1, PKH_PC, file, line);
   if (g->barrier_arrived == 0) {
     g->barrier_counter = counter;
   } else if (g->barrier_counter != counter) {

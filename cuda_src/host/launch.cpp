@@ -5,7 +5,7 @@
 #include <condition_variable>
 #include <thread>
 
-#include "host/check.h"
+#include "host/checker.h"
 #include "host/runtime.h"
 
 namespace pk::host {
@@ -20,6 +20,7 @@ struct ThreadState {
   std::string error;
   std::string report;
   std::vector<struct Recorded>* recording = nullptr;
+  Check* check = nullptr;  // of the run being recorded
 };
 __thread ThreadState* tls_state __attribute__((tls_model("initial-exec")));
 pthread_key_t state_key;
@@ -142,11 +143,13 @@ std::string dims(const uint32_t* d) {
 }
 
 // Fills the grid from the launch; says what is wrong with it, or nothing.
-std::string make_grid(Grid* g, const PkLaunch* l, void (*thunk)(const void*), const void* closure, int nargs) {
+std::string make_grid(Grid* g, const PkLaunch* l, void (*thunk)(const void*), const void* closure, size_t bytes,
+                      int nargs) {
   g->launch = l;
   g->name = l->kernel && *l->kernel ? l->kernel : "kernel";
   g->thunk = thunk;
   g->closure = closure;
+  g->closure_bytes = bytes;
   const std::string name = std::string(g->name) + ": ";
   if (l->nargs > 0 && l->nargs != nargs) {
     return name + std::to_string(l->nargs) + " arguments for a kernel with " + std::to_string(nargs);
@@ -217,6 +220,41 @@ struct Recorded {
   std::unique_ptr<unsigned char[]> storage;
 };
 
+// Runs launches that may overlap, on this thread, perhaps under the checker. Returns what went wrong.
+std::string run_recorded(std::vector<Recorded>& recorded, const PkOptions& o, Check* check) {
+  std::vector<Grid*> grids;
+  for (size_t i = 0; i < recorded.size(); ++i) {
+    Grid* g = &recorded[i].grid;
+    g->index = static_cast<int>(i);
+    g->interleaved = true;
+    g->previous = i > 0 ? grids.back() : nullptr;
+    if (i > 0) g->previous->next = g;
+    grids.push_back(g);
+    if (check) {
+      LaunchTotals total;
+      total.kernel = g->name;
+      total.blocks = g->blocks;
+      total.threads = g->threads;
+      check->totals.push_back(std::move(total));
+    }
+  }
+  Worker* w = borrow_worker();
+  set_options(w, o);
+  w->check = check;
+  if (check) check->worker = w;
+  run_interleaved(w, grids);
+  std::string error = w->failed ? w->error : "";
+  if (check) {
+    if (!error.empty()) check->failure(error);
+    check->close(!w->failed);
+    if (!check->findings.empty()) error = check->first_words();
+    state().report = check->json();
+  }
+  w->check = nullptr;
+  return_worker(w);
+  return error;
+}
+
 }  // namespace
 
 std::string describe_thread(const Fiber* f) {
@@ -232,20 +270,38 @@ int set_error(const std::string& text) {
   return text.empty() ? 0 : 1;
 }
 
-void fail_worker(Worker* w, std::string text) {
-  if (!w->failed) w->error = std::move(text);
+// The first failure of a worker is the one that is told. With a place the text starts with it, with a thread it ends
+// with that.
+void fail_worker(Worker* w, std::string text, const Fiber* f, const char* file, int line) {
+  if (w->failed) return;
   w->failed = true;
+  w->failed_kernel = f ? f->block->grid->name : "";
+  w->failed_file = base_name(file);
+  w->failed_line = line;
+  w->failed_block = f ? f->block->index : uint3{0, 0, 0};
+  w->failed_thread = f ? f->index : uint3{0, 0, 0};
+  w->failed_pc = f ? f->pc : nullptr;
+  if (!w->failed_file.empty()) text = w->failed_file + ":" + std::to_string(line) + ": " + text;
+  if (f) text += " [" + describe_thread(f) + "]";
+  w->error = std::move(text);
 }
 
 }  // namespace pk::host
 
 using namespace pk::host;
 
-int pkh_run(const PkLaunch* launch, void (*thunk)(const void*), const void* closure, size_t bytes, int nargs) {
+int pkh_run(const PkLaunch* launch, void (*thunk)(const void*), const void* closure, size_t bytes, int nargs,
+            int checked) {
   ThreadState& s = state();
+  const bool check = launch->options && launch->options->check;
+  if (check && !checked) {
+    return set_error(std::string(launch->kernel ? launch->kernel : "kernel") +
+                     ": this variant was not compiled for the checker (PK_CHECK)");
+  }
   if (s.recording == nullptr) {
+    if (check) return set_error("a checked launch goes through pkh_run_sequence");
     Grid g;
-    const std::string error = make_grid(&g, launch, thunk, closure, nargs);
+    const std::string error = make_grid(&g, launch, thunk, closure, bytes, nargs);
     return set_error(error.empty() ? run_one(&g) : error);
   }
   Recorded r;
@@ -253,9 +309,14 @@ int pkh_run(const PkLaunch* launch, void (*thunk)(const void*), const void* clos
   const uintptr_t aligned = (reinterpret_cast<uintptr_t>(r.storage.get()) + 127) & ~uintptr_t{127};
   void* copy = reinterpret_cast<void*>(aligned);
   memcpy(copy, closure, bytes);
-  const std::string error = make_grid(&r.grid, launch, thunk, copy, nargs);
+  const std::string error = make_grid(&r.grid, launch, thunk, copy, bytes, nargs);
   s.recording->push_back(std::move(r));
   return set_error(error);
+}
+
+void* pkh_relocate(const void* p) {
+  const Check* check = state().check;
+  return check && p ? check->relocate(p) : const_cast<void*>(p);
 }
 
 int pkh_run_sequence(const PkLaunch* launches, const PkEntry* entries, void*** args, int n) {
@@ -270,28 +331,31 @@ int pkh_run_sequence(const PkLaunch* launches, const PkEntry* entries, void*** a
     }
     return 0;
   }
+  std::unique_ptr<Check> check;
+  if (o.check) {
+    s.report.clear();
+    check = std::make_unique<Check>();
+    std::vector<const PkLaunch*> all;
+    for (int i = 0; i < n; ++i) all.push_back(&launches[i]);
+    const std::string error = check->open(all, o);
+    if (!error.empty()) {
+      check->close(false);
+      return set_error(error);
+    }
+  }
   std::vector<Recorded> recorded;
   recorded.reserve(static_cast<size_t>(n));
   s.recording = &recorded;
+  s.check = check.get();
   int rc = 0;
   for (int i = 0; i < n && rc == 0; ++i) rc = entries[i](&launches[i], args[i]);
   s.recording = nullptr;
-  if (rc != 0) return rc;
-  std::vector<Grid*> grids;
-  for (size_t i = 0; i < recorded.size(); ++i) {
-    Grid* g = &recorded[i].grid;
-    g->index = static_cast<int>(i);
-    g->interleaved = true;
-    g->previous = i > 0 ? &recorded[i - 1].grid : nullptr;
-    if (i > 0) g->previous->next = g;
-    grids.push_back(g);
+  s.check = nullptr;
+  if (rc != 0) {
+    if (check) check->close(false);
+    return rc;
   }
-  Worker* w = borrow_worker();
-  set_options(w, o);
-  run_interleaved(w, grids);
-  std::string error = w->failed ? w->error : "";
-  return_worker(w);
-  return set_error(error);
+  return set_error(run_recorded(recorded, o, check.get()));
 }
 
 const char* pkh_error(void) { return tls_state ? tls_state->error.c_str() : ""; }

@@ -25,24 +25,24 @@ Mbarrier* find_mbarrier(Worker* w, const void* address, Block** owner, const cha
 }
 
 // A phase ends when all arrivals and all expected bytes have come.
-void mbarrier_progress(Worker* w, Mbarrier* m) {
+void mbarrier_progress(Worker* w, Block* b, Mbarrier* m) {
   if (m->pending != 0 || m->bytes != 0) return;
   ++m->phase;
   m->pending = m->count;
-  if (w->check) check_mbarrier_phase(m);
+  if (w->check) check_mbarrier_phase(b, m);
   w->wake_all(m->waiting);
 }
 
 namespace {
 
-void arrive(Fiber* f, Mbarrier* m, int64_t bytes, int arrivals, const char* file, int line) {
+void arrive(Fiber* f, Block* b, Mbarrier* m, int64_t bytes, int arrivals, const char* file, int line) {
   if (m->pending < static_cast<uint32_t>(arrivals)) {
     pkh_fail(file, line, "mbarrier: more arrivals in a phase than its count of %u", m->count);
   }
-  if (f->block->worker->check && arrivals > 0) check_mbarrier_arrive(f, m);
+  if (f->block->worker->check && arrivals > 0) check_mbarrier_arrive(f, b, m);
   m->bytes += bytes;
   m->pending -= static_cast<uint32_t>(arrivals);
-  mbarrier_progress(f->block->worker, m);
+  mbarrier_progress(f->block->worker, b, m);
 }
 
 }  // namespace
@@ -79,7 +79,9 @@ void pkh_mbar_fence_init(void) {
 
 void pkh_mbar_arrive(uint64_t* bar, int64_t bytes, int arrivals, const char* file, int line) {
   Fiber* f = current();
-  arrive(f, find_mbarrier(f->block->worker, bar, nullptr, file, line), bytes, arrivals, file, line);
+  Block* b;
+  Mbarrier* m = find_mbarrier(f->block->worker, bar, &b, file, line);
+  arrive(f, b, m, bytes, arrivals, file, line);
 }
 
 void pkh_mbar_arrive_remote(uint64_t* bar, uint32_t rank, const char* file, int line) {
@@ -88,26 +90,28 @@ void pkh_mbar_arrive_remote(uint64_t* bar, uint32_t rank, const char* file, int 
   Block* owner;
   Mbarrier* m = find_mbarrier(f->block->worker, there, &owner, file, line);
   if (owner->live == 0) pkh_fail(file, line, "mbar_arrive_remote on block %u of the cluster, which has returned", rank);
-  arrive(f, m, 0, 1, file, line);
+  arrive(f, owner, m, 0, 1, file, line);
 }
 
 int pkh_mbar_try_wait(uint64_t* bar, uint32_t parity, const char* file, int line) {
   Fiber* f = current();
-  Mbarrier* m = find_mbarrier(f->block->worker, bar, nullptr, file, line);
+  Block* b;
+  Mbarrier* m = find_mbarrier(f->block->worker, bar, &b, file, line);
   if ((m->phase & 1) == (parity & 1)) {
     poll(f, bar, m->phase, "a loop around mbar_try_wait", file, line);
     if ((m->phase & 1) == (parity & 1)) return 0;
   }
-  if (f->block->worker->check) check_mbarrier_wait(f, m);
+  if (f->block->worker->check) check_mbarrier_wait(f, b, m);
   return 1;
 }
 
 void pkh_mbar_wait(uint64_t* bar, uint32_t parity, const char* file, int line) {
   Fiber* f = current();
-  Mbarrier* m = find_mbarrier(f->block->worker, bar, nullptr, file, line);
+  Block* b;
+  Mbarrier* m = find_mbarrier(f->block->worker, bar, &b, file, line);
   while ((m->phase & 1) == (parity & 1)) {
     m->waiting.push(f);
     fiber_suspend(f, "mbar_wait", file, line);
   }
-  if (f->block->worker->check) check_mbarrier_wait(f, m);
+  if (f->block->worker->check) check_mbarrier_wait(f, b, m);
 }

@@ -53,7 +53,7 @@ struct Raw<16> {
 };
 
 template <class V>
-struct Access {
+struct RawAccess {
   static_assert(sizeof(V) == 1 || sizeof(V) == 2 || sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16,
                 "pk::ld and pk::st move 1, 2, 4, 8 or 16 bytes");
   static_assert(alignof(V) == sizeof(V), "pk::ld and pk::st need a type aligned to its size, such as pk::Vec");
@@ -69,16 +69,16 @@ PK_DEVICE uint32_t smem_u32(const void* p) {
 
 template <class V>
 PK_DEVICE V ld(const V* p) {
-  const auto raw = *reinterpret_cast<const typename host::Access<V>::type*>(p);
+  const auto raw = *reinterpret_cast<const typename host::RawAccess<V>::type*>(p);
   V v;
   __builtin_memcpy(&v, &raw, sizeof(V));
   return v;
 }
 template <class V>
 PK_DEVICE void st(V* p, V v) {
-  typename host::Access<V>::type raw;
+  typename host::RawAccess<V>::type raw;
   __builtin_memcpy(&raw, &v, sizeof(V));
-  *reinterpret_cast<typename host::Access<V>::type*>(p) = raw;
+  *reinterpret_cast<typename host::RawAccess<V>::type*>(p) = raw;
 }
 // Cache hints change nothing here.
 template <class V>

@@ -167,7 +167,6 @@ struct Barrier {
   const char* file = "";
   int line = 0;
   FiberList waiting;
-  std::vector<Fiber*> arrivals;  // threads that arrived without waiting, for the checker
 };
 
 struct Mbarrier {
@@ -180,6 +179,7 @@ struct Mbarrier {
   bool fenced = false;    // its initialisation was made visible to the async proxy
   FiberList waiting;
   Fiber* initialiser = nullptr;
+  uint32_t check = 0;     // the checker's record of it
 };
 
 struct WgmmaTask {
@@ -231,6 +231,7 @@ struct Cluster {
   int arrived = 0;          // cluster barrier: arrivals of this phase
   uint32_t phase = 0;
   FiberList waiting;
+  struct ClusterCheck* know = nullptr;
   bool busy = false;
 };
 
@@ -256,6 +257,7 @@ struct Grid {
   const char* name = "kernel";
   void (*thunk)(const void*) = nullptr;
   const void* closure = nullptr;
+  size_t closure_bytes = 0;
   int index = 0;  // in the sequence
   uint32_t cluster_dim[3] = {1, 1, 1};
   uint32_t cluster_n = 1, threads = 0;
@@ -333,6 +335,10 @@ struct Worker {
   bool pauses = false;    // fibers now and then give way to the worker's loop
   bool failed = false;
   std::string error;
+  std::string failed_kernel, failed_file;  // where, as far as known
+  int failed_line = 0;
+  uint3 failed_block{0, 0, 0}, failed_thread{0, 0, 0};
+  const void* failed_pc = nullptr;
   Job* job = nullptr;
   Check* check = nullptr;
 
@@ -386,13 +392,13 @@ bool retire_load(Worker* w);
 void map_pieces(const TensorMap& m, uint32_t smem_offset, int x, int y,
                 const std::function<void(uint32_t, char*, uint32_t, uint32_t)>& f);
 Mbarrier* find_mbarrier(Worker* w, const void* address, Block** owner, const char* file, int line);
-void mbarrier_progress(Worker* w, Mbarrier* m);
+void mbarrier_progress(Worker* w, Block* b, Mbarrier* m);
 Block* block_of(Worker* w, const void* address);  // null: not shared memory
 Block* claimed_block(Fiber* f, const void* address, size_t bytes, const char* what, const char* file, int line);
 
 // launch.cpp
 std::string describe_thread(const Fiber* f);
-void fail_worker(Worker* w, std::string text);
+void fail_worker(Worker* w, std::string text, const Fiber* f = nullptr, const char* file = nullptr, int line = 0);
 int set_error(const std::string& text);  // returns what the caller should: 0 if the text is empty
 
 #define PKH_PC __builtin_return_address(0)

@@ -139,9 +139,11 @@ void start_block(Block* b, Grid* g, uint64_t cluster_index) {
   prepare_fibers(b, launch);
 }
 
-std::string deadlock_text(Worker* w) {
+// Groups the waiting threads by what they wait for; the first of them stands for all in the report.
+void fail_deadlock(Worker* w) {
   std::map<std::string, int> groups;
   const char* kernel = "";
+  const Fiber* first = nullptr;
   for (auto& c : w->clusters) {
     if (!c->busy) continue;
     kernel = c->grid->name;
@@ -149,6 +151,7 @@ std::string deadlock_text(Worker* w) {
       for (int i = 0; i < b->threads; ++i) {
         const Fiber& f = b->fibers[static_cast<size_t>(i)];
         if (f.done) continue;
+        if (first == nullptr) first = &f;
         ++groups[std::string(f.waiting) + " at " + base_name(f.file) + ":" + std::to_string(f.line)];
       }
     }
@@ -159,7 +162,13 @@ std::string deadlock_text(Worker* w) {
     text += separator + std::to_string(count) + (count == 1 ? " thread in " : " threads in ") + what;
     separator = "; ";
   }
-  return text;
+  fail_worker(w, text);
+  if (first == nullptr) return;
+  w->failed_kernel = kernel;
+  w->failed_file = base_name(first->file);
+  w->failed_line = first->line;
+  w->failed_block = first->block->index;
+  w->failed_thread = first->index;
 }
 
 // Nothing is ready. True if the pollers were given another turn.
@@ -193,6 +202,7 @@ void begin(Worker* w) {
   w->progress = 0;
   w->failed = false;
   w->error.clear();
+  w->failed_file.clear();
   for (auto& c : w->clusters) c->busy = false;
 }
 
@@ -233,7 +243,6 @@ void start_cluster(Worker* w, Grid* g, uint64_t index) {
 void thread_finished(Fiber* f) {
   Block* b = f->block;
   Worker* w = b->worker;
-  if (w->check) check_thread_exit(f);
   copies_thread_exit(f);
   stores_thread_exit(f);
   f->done = true;
@@ -292,7 +301,7 @@ void run_serial(Worker* w, Job* job) {
     }
     if (w->live_clusters == 0) break;
     if (turn_pollers(w, &last_progress, &idle)) continue;
-    fail_worker(w, deadlock_text(w));
+    fail_deadlock(w);
   }
   --job->active;
   if (w->failed) {
@@ -346,7 +355,7 @@ void run_interleaved(Worker* w, std::vector<Grid*>& grids) {
     }
     if (started || retire_load(w)) continue;
     if (turn_pollers(w, &last_progress, &idle)) continue;
-    fail_worker(w, deadlock_text(w));
+    fail_deadlock(w);
   }
   end(w);
 }

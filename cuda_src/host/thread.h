@@ -53,8 +53,9 @@ extern __thread pk::host::ThreadView* pkh_current __attribute__((tls_model("init
 
 void pkh_fail(const char* file, int line, const char* format, ...) __attribute__((noreturn, format(printf, 3, 4)));
 void pkh_claim_smem(uint32_t bytes, const char* file, int line);
-void pkh_relocate_map(void* tensor_map);
-int pkh_run(const PkLaunch* launch, void (*thunk)(const void*), const void* closure, size_t bytes, int nargs);
+void* pkh_relocate(const void* p);  // where the checker keeps its copy of what p points into
+int pkh_run(const PkLaunch* launch, void (*thunk)(const void*), const void* closure, size_t bytes, int nargs,
+            int checked);
 }
 
 namespace pk::host {

@@ -52,9 +52,8 @@ void load_into(const LoadOp& op, Block* b) {
 void carry_out(Worker* w, LoadOp& op) {
   for (size_t i = 0; i < op.blocks.size(); ++i) {
     load_into(op, op.blocks[i]);
-    if (w->check) check_load_done(w, op, i);
     op.bars[i]->bytes -= op.bytes;
-    mbarrier_progress(w, op.bars[i]);
+    mbarrier_progress(w, op.blocks[i], op.bars[i]);
   }
   ++w->progress;
 }
@@ -140,9 +139,8 @@ void stores_thread_exit(Fiber* f) {
 void loads_block_exit(Block* b) {
   for (const LoadOp& op : b->worker->loads) {
     if (std::find(op.blocks.begin(), op.blocks.end(), b) == op.blocks.end()) continue;
-    fail_worker(b->worker, std::string(base_name(op.file)) + ":" + std::to_string(op.line) +
-                               ": a block returned while this load into its shared memory was in flight [" +
-                               describe_thread(op.issuer) + "]");
+    fail_worker(b->worker, "a block returned while this load into its shared memory was in flight", op.issuer, op.file,
+                op.line);
   }
 }
 

@@ -20,10 +20,10 @@ void shuffle(Warp* w, const Collective& c) {
     const int s = w->source[l];
     if (!(c.arrived >> s & 1)) {
       const bool gone = !(w->live >> s & 1);
-      fail_worker(w->block->worker, std::string(base_name(c.file)) + ":" + std::to_string(c.line) + ": lane " +
-                                        std::to_string(l) + " reads lane " + std::to_string(s) +
-                                        (gone ? ", which has returned or does not exist" : ", which does not take part") +
-                                        " [" + describe_thread(w->lane[l]) + "]");
+      fail_worker(w->block->worker,
+                  "lane " + std::to_string(l) + " reads lane " + std::to_string(s) +
+                      (gone ? ", which has returned or does not exist" : ", which does not take part"),
+                  w->lane[l], c.file, c.line);
       return;
     }
     w->result[l] = w->value[s];
@@ -81,9 +81,8 @@ void matrix_rows(Warp* w, const Collective& c) {
                           : offset + 16 > w->block->smem_used ? "is not in this block's shared memory"
                                                               : nullptr;
     if (problem != nullptr) {
-      fail_worker(w->block->worker, std::string(base_name(c.file)) + ":" + std::to_string(c.line) + ": " + c.name +
-                                        ": the row address of lane " + std::to_string(l) + " " + problem + " [" +
-                                        describe_thread(w->lane[l]) + "]");
+      fail_worker(w->block->worker, std::string(c.name) + ": the row address of lane " + std::to_string(l) + " " + problem,
+                  w->lane[l], c.file, c.line);
       return;
     }
   }
@@ -169,8 +168,8 @@ void warp_thread_exit(Fiber* f) {
       continue;
     }
     if (c.kind == kWarpOp) {
-      fail_worker(w->block->worker, std::string(base_name(c.file)) + ":" + std::to_string(c.line) + ": " + c.name +
-                                        " needs all 32 lanes, but a lane has returned [" + describe_thread(f) + "]");
+      fail_worker(w->block->worker, std::string(c.name) + " needs all 32 lanes, but this one has returned", f, c.file,
+                  c.line);
       return;
     }
     finish(w, i, nullptr);

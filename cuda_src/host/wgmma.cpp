@@ -16,7 +16,6 @@ void execute(Fiber* f, WgmmaTask& t) {
     operand = "B";
   }
   if (problem != nullptr) pkh_fail(t.file, t.line, "wgmma, operand %s: %s", operand, problem);
-  if (b->worker->check) check_wgmma_execute(f, t);
   t.op(t.acc, b->smem, t.desc_a, t.desc_b, t.n, t.scale_d);
   t.done = true;
   ++b->worker->progress;
