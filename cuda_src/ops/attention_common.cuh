@@ -115,6 +115,15 @@ PK_DEVICE int pieces_of(const Problem<T>& p, const Sequence& seq, Count count) {
   return seq.q_len >= p.min_q && seq.q_len <= p.max_q ? count(seq) : 0;
 }
 
+// How many pieces the batch has. Also for all 32 lanes together.
+template <class T, class Count>
+PK_DEVICE int count_pieces(const Problem<T>& p, Count count) {
+  if (p.sequences == 1 && p.cu_q == nullptr) return pieces_of(p, load_sequence(p, 0), count);
+  int sum = 0;
+  for (int s = threadIdx.x % 32; s < p.sequences_and_tail(); s += 32) sum += pieces_of(p, load_sequence(p, s), count);
+  return warp_sum(sum);
+}
+
 template <class T, class Count>
 PK_DEVICE Piece find_piece(const Problem<T>& p, int index, Count count) {
   Piece piece;

@@ -1,10 +1,10 @@
 // Attention of few queries over long caches on the tensor cores (fp16, bf16): split-KV, bound by the read of K and V.
 //
 // Work is cut into items: a tile of up to 16 rows (tokens times the heads of a group, so that a group shares one read
-// of K and V) times a split of `split` keys at an absolute position. Blocks walk over the items with the grid's stride.
-// The warps of a block take tiles of 16 keys in turn, each through a ring of its own filled by cp.async, so the main
-// loop has no block barrier; they merge in order at the end. Where the keys fill several splits, the block that arrives
-// last at a tile merges the states of all splits, in order, in the same launch.
+// of K and V) times a split of `split` keys at an absolute position. A block walks over a run of consecutive items. Its
+// warps take tiles of 16 keys in turn, each through a ring of its own filled by cp.async that runs ahead across items;
+// at the end of an item the warps merge in order and leave the split's state. Where the keys fill several splits, the
+// block that arrives last at a tile merges the states of all its splits, in order, in the same launch.
 //
 // Which warp reads which key depends on its position alone: a row gets the same bits alone and in any batch.
 #pragma once
@@ -13,34 +13,114 @@
 namespace pk {
 namespace attention {
 
+// One item, as the walk hands it from the side that copies keys to the side that computes.
+struct alignas(16) DecodeItem {
+  Sequence seq;
+  int first_token, slice, rows, first_slot;  // of its tile; a token's slot is its place in the workspace
+  int split, splits;                         // which of how many of its tile
+  int begin, end, steps;                     // keys [begin, end), in steps of all warps
+  int pad_;
+};
+
 template <class T, int kDim, int kWarps, int kStages>
 struct DecodeSmem {
-  static constexpr int kAccPitch = kDim + 8;  // floats; 32 bytes more: four rows of a fragment fill the banks once
+  static constexpr int kMergeRows = 4;          // rows the warps merge at a time: one round for groups of up to 4
+  static constexpr int kAccPitch = kDim + 8;    // floats; 32 bytes more: four rows of a fragment fill the banks once
+  static constexpr bool kKeepQ = kDim <= 128;   // q's fragments fit into registers
+  static constexpr int kItems = kStages + 1;    // one step ahead of the ring, each of which may be an item of its own
   struct Ring {
     T k[kStages][16 * kDim], v[kStages][16 * kDim];
   };
-  union {
-    alignas(16) Ring ring[kWarps];
-    float acc[kWarps][16 * kAccPitch];  // once the ring is drained
-  };
-  alignas(16) T q[16 * kDim];
+  alignas(16) Ring ring[kWarps];
+  alignas(16) float acc[kWarps][kMergeRows * kAccPitch];
+  alignas(16) T q[kKeepQ ? 8 : 16 * kDim];
   KeyRow rows[kWarps][16];
+  DecodeItem items[kWarps][kItems];
   float max[kWarps][16], sum[kWarps][16];
   uint32_t arrived;
 };
 
-// How a sequence is cut into items: `tiles` tiles of rows, each `splits` splits from `first_split` on.
-struct Cut {
-  int tile_tokens, slices, row_tokens, tiles, first_split, splits;
+// How a group's rows lie in tiles: a group of more than 16 heads takes several tiles (slices) per token.
+struct TileShape {
+  int slices, row_tokens, tile_tokens;
+
+  PK_DEVICE explicit TileShape(int group)
+      : slices(ceil_div(group, 16)), row_tokens(min(group, 16)), tile_tokens(group > 16 ? 1 : 16 / group) {}
+};
+
+// The splits that the keys of a sequence's queries touch.
+struct SplitRange {
+  int first, count;
 
   template <class T>
-  PK_DEVICE Cut(const Problem<T>& p, const Sequence& seq, int split) {
-    slices = ceil_div(p.group, 16);      // a group of more than 16 heads takes several tiles per token
-    row_tokens = min(p.group, 16);       // rows of a tile that belong to one token
-    tile_tokens = slices > 1 ? 1 : 16 / p.group;
-    tiles = ceil_div(seq.q_len, tile_tokens) * slices;
-    first_split = visible(p, seq, 0).lo / split;
-    splits = max(1, ceil_div(visible(p, seq, seq.q_len - 1).hi, split) - first_split);
+  PK_DEVICE SplitRange(const Problem<T>& p, const Sequence& seq, int split)
+      : first(visible(p, seq, 0).lo / split),
+        count(max(1, ceil_div(visible(p, seq, seq.q_len - 1).hi, split) - first)) {}
+};
+
+// The copying side of a warp's walk over its block's run of items. All lanes hold the same.
+template <class T, int kWarps>
+struct DecodeWalk {
+  static constexpr int kStep = kWarps * 16;  // keys of one step of all warps
+  const Problem<T>& p;
+  const TileShape& shape;
+  DecodeItem* items;
+  int split_keys, slot_tokens, count_items;
+  int s, tile, tiles, nth, left, index, step;
+  SplitRange splits;
+  Sequence seq;
+  int begin, end, steps;
+
+  PK_DEVICE DecodeWalk(const Problem<T>& p, const TileShape& shape, DecodeItem* items, int count_items, int split_keys,
+                       int slot_tokens, const Piece& piece, int left)
+      : p(p), shape(shape), items(items), split_keys(split_keys), slot_tokens(slot_tokens), count_items(count_items),
+        s(piece.s), left(left), index(0), splits(p, piece.seq, split_keys), seq(piece.seq) {
+    tiles = ceil_div(seq.q_len, shape.tile_tokens) * shape.slices;
+    tile = piece.local / splits.count;
+    nth = piece.local - tile * splits.count;
+    enter();
+  }
+
+  PK_DEVICE bool done() const { return left == 0; }
+
+  PK_DEVICE void enter() {
+    const int first_token = tile / shape.slices * shape.tile_tokens, slice = tile % shape.slices;
+    const int tokens = min(shape.tile_tokens, seq.q_len - first_token);
+    const int rows = shape.slices > 1 ? min(16, p.group - slice * 16) : tokens * p.group;
+    const int split_begin = (splits.first + nth) * split_keys;
+    begin = max(split_begin, visible(p, seq, first_token).lo / kStep * kStep);
+    end = min(split_begin + split_keys, visible(p, seq, first_token + tokens - 1).hi);
+    steps = max(1, ceil_div(end - begin, kStep));  // without keys, one step of nothing: an item has a step
+    step = 0;
+    if (threadIdx.x % 32 == 0) {
+      const int first_slot = (slot_tokens > 0 ? s * slot_tokens : seq.q_begin) + first_token;
+      items[index % count_items] =
+          DecodeItem{seq, first_token, slice, rows, first_slot, nth, splits.count, begin, end, steps, 0};
+    }
+  }
+
+  PK_DEVICE void advance() {
+    if (done() || ++step < steps) return;
+    if (--left == 0) return;
+    ++index;
+    if (++nth == splits.count) {
+      nth = 0;
+      if (++tile == tiles) {
+        tile = 0;
+        do {
+          seq = load_sequence(p, ++s);
+        } while (seq.q_len < p.min_q || seq.q_len > p.max_q);
+        splits = SplitRange(p, seq, split_keys);
+        tiles = ceil_div(seq.q_len, shape.tile_tokens) * shape.slices;
+      }
+    }
+    enter();
+  }
+
+  // The row of this lane's key of the current step, where lanes 0 to 15 stand for a warp's 16 keys.
+  PK_DEVICE KeyRow look_up(int warp, int lane) const {
+    if (lane >= 16 || done()) return KeyRow{kNoKey, kNoKey};
+    return find_key_row(p, s, seq, begin + step * kStep + warp * 16 + lane, end);
   }
 };
 
@@ -50,7 +130,7 @@ struct Cut {
 // [slots, slices, kv_heads] are zero at rest. A token's slot is its index, or its index among the slot_tokens of its
 // sequence where other launches take the long sequences.
 template <class T, int kDim, int kWarps, int kStages>
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kWarps * 32, 2)
     attention_decode(PK_ATTENTION_PARAMS(T), float* __restrict__ partial_acc, Vec<float, 2>* __restrict__ partial_ml,
                      uint32_t* __restrict__ arrivals, int split, int max_splits, int slot_tokens) {
   using namespace attention;
@@ -62,110 +142,99 @@ __global__ void __launch_bounds__(kWarps * 32)
 
   const Problem<T> p{PK_ATTENTION_ARGS};
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, head = blockIdx.y;
-  const T* q_head = p.q + static_cast<int64_t>(head) * p.group * p.q_head_stride;
+  const TileShape shape(p.group);
+  auto items_of = [&](const Sequence& seq) {
+    return ceil_div(seq.q_len, shape.tile_tokens) * shape.slices * SplitRange(p, seq, split).count;
+  };
+  const int64_t all = count_pieces(p, items_of);
+  const int first_item = static_cast<int>(all * blockIdx.x / gridDim.x);
+  const int run = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x) - first_item;
+  if (run == 0) return;
+  DecodeWalk<T, kWarps> walk(p, shape, smem.items[warp], Smem::kItems, split, slot_tokens,
+                             find_piece(p, first_item, items_of), run);
+
   const T* k_head = p.k + static_cast<int64_t>(head) * p.k_head_stride;
   const T* v_head = p.v + static_cast<int64_t>(head) * p.v_head_stride;
   typename Smem::Ring& ring = smem.ring[warp];
+  KeyRow next = walk.look_up(warp, lane);  // one step before its copy, so that the page table's latency is hidden
+  int fill = 0;                            // the stage to fill next
+  auto issue = [&] {
+    __syncwarp();
+    if (lane < 16) st(&smem.rows[warp][lane], next);
+    __syncwarp();
+    if (!walk.done()) {
+#pragma unroll
+      for (int i = lane; i < 16 * kChunks; i += 32) {
+        const int key = i / kChunks, c = i % kChunks;
+        const KeyRow row = ld(&smem.rows[warp][key]);
+        copy_key_chunk(&ring.k[fill][tile_at<kDim>(key, c)], k_head, row.k, c, p.d);
+        copy_key_chunk(&ring.v[fill][tile_at<kDim>(key, c)], v_head, row.v, c, p.d);
+      }
+    }
+    cp_async_commit();
+    fill = fill + 1 == kStages ? 0 : fill + 1;
+    walk.advance();
+    next = walk.look_up(warp, lane);
+  };
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) issue();
+
   const int k_lane = tile_at<kDim>(ldm_b_row(lane), ldm_b_col(lane) / 8);
   const int v_lane = tile_at<kDim>(ldm_bt_row(lane), ldm_bt_col(lane) / 8);
   const ScoreScale scale_of(p);
   const float fold = scale_of.capped ? 1.f : scale_of.inner;  // uncapped, exp2's argument takes the scale in
+  const int q_lane = tile_at<kDim>(ldm_a_row(lane), ldm_a_col(lane) / 8);
+  uint32_t q_frag[Smem::kKeepQ ? kDim / 16 : 1][4];
+  int stage = 0, tile_splits = 0;  // tile_splits: splits of the current tile that this block has done
 
-  for (int item = blockIdx.x;; item += gridDim.x) {
-    const Piece piece = find_piece(p, item, [&](const Sequence& seq) {
-      const Cut cut(p, seq, split);
-      return cut.tiles * cut.splits;
-    });
-    if (piece.s < 0) break;
-    const Sequence seq = piece.seq;
-    const Cut cut(p, seq, split);
-    const int tile = piece.local / cut.splits, nth_split = piece.local % cut.splits;
-    const int first_token = tile / cut.slices * cut.tile_tokens, slice = tile % cut.slices;
-    const int rows_here = cut.slices > 1 ? min(16, p.group - slice * 16)
-                                         : min(cut.tile_tokens, seq.q_len - first_token) * p.group;
-    // Row r is head `slice * 16 + r % row_tokens` of the group, of token `first_token + r / row_tokens`.
-    auto out_row = [&](int r) {
-      return static_cast<int64_t>(seq.q_begin + first_token + r / cut.row_tokens) * p.heads() + head * p.group +
-             slice * 16 + r % cut.row_tokens;
-    };
-
-    const int first_slot = (slot_tokens > 0 ? piece.s * slot_tokens : seq.q_begin) + first_token;
-    auto partial_row = [&](int r) {
-      return (static_cast<int64_t>(first_slot + r / cut.row_tokens) * p.heads() + head * p.group + slice * 16 +
-              r % cut.row_tokens) * max_splits;
-    };
-
-    const Range first = visible(p, seq, first_token);
-    const Range last = visible(p, seq, first_token + (rows_here - 1) / cut.row_tokens);
-    const int split_begin = (cut.first_split + nth_split) * split;
-    constexpr int kStep = kWarps * 16;  // keys of one step of all warps
-    const int begin = max(split_begin, first.lo / kStep * kStep), end = min(split_begin + split, last.hi);
-    const int steps = end > begin ? ceil_div(end - begin, kStep) : 0;
+  for (int n = 0; n < run; ++n) {
+    const DecodeItem& item = smem.items[warp][n % Smem::kItems];
+    const Sequence seq = item.seq;
+    const int begin = item.begin, end = item.end, rows_here = item.rows, steps = item.steps;
+    // Row r of the tile is head `slice * 16 + r % row_tokens` of the group, of token `first_token + r / row_tokens`.
+    const int first_token = item.first_token, first_member = item.slice * 16;
+    auto head_of = [&](int r) { return head * p.group + first_member + r % shape.row_tokens; };
     Range see[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      see[h] = visible(p, seq, first_token + min(lane / 4 + 8 * h, rows_here - 1) / cut.row_tokens);
-    }
-
-    __syncthreads();  // the last item is out of shared memory
-    for (int i = tid; i < 16 * kChunks; i += kThreads) {
-      const int row = i / kChunks, c = i % kChunks;
-      const bool there = row < rows_here && c * 8 < p.d;
-      const int t = first_token + row / cut.row_tokens, member = slice * 16 + row % cut.row_tokens;
-      cp_async<16>(&smem.q[tile_at<kDim>(row, c)],
-                   there ? q_head + (seq.q_begin + t) * p.q_stride + member * p.q_head_stride + c * 8 : q_head, there);
-    }
-    cp_async_commit();
-
-    auto look_up = [&](int step) {
-      return lane < 16 ? find_key_row(p, piece.s, seq, begin + step * kStep + warp * 16 + lane, end)
-                       : KeyRow{kNoKey, kNoKey};
-    };
-    KeyRow next = look_up(0);  // of the step that is copied next, so that the page table's latency is hidden
-    auto issue = [&](int step) {
-      __syncwarp();
-      if (lane < 16) st(&smem.rows[warp][lane], next);
-      __syncwarp();
-      if (step < steps) {
-        const int stage = step % kStages;
+      const int row = lane / 4 + 8 * h;
+      const int token = first_token + min(row, rows_here - 1) / shape.row_tokens;
+      see[h] = visible(p, seq, token);
+      see[h].hi = min(see[h].hi, end);
+      if (!Smem::kKeepQ || tile_splits > 0) continue;  // q is in shared memory, or that of the last item
+      const T* q_row = p.q + (seq.q_begin + token) * p.q_stride + head_of(min(row, rows_here - 1)) * p.q_head_stride;
 #pragma unroll
-        for (int i = lane; i < 16 * kChunks; i += 32) {
-          const int key = i / kChunks, c = i % kChunks;
-          const KeyRow row = ld(&smem.rows[warp][key]);
-          copy_key_chunk(&ring.k[stage][tile_at<kDim>(key, c)], k_head, row.k, c, p.d);
-          copy_key_chunk(&ring.v[stage][tile_at<kDim>(key, c)], v_head, row.v, c, p.d);
-        }
+      for (int i = 0; i < kDim / 8; ++i) {
+        const int column = i * 8 + lane % 4 * 2;
+        const bool there = row < rows_here && column < p.d;
+        q_frag[Smem::kKeepQ ? i / 2 : 0][h + i % 2 * 2] = there ? ld_nc(reinterpret_cast<const uint32_t*>(q_row + column)) : 0u;
       }
-      cp_async_commit();
-      next = look_up(step + 1);
-    };
-#pragma unroll
-    for (int step = 0; step < kStages - 1; ++step) issue(step);
+    }
 
-    cp_async_wait<kStages - 1>();  // q
-    __syncthreads();
-    // q's fragments stay in registers where they fit.
-    constexpr bool kKeepQ = kDim <= 128;
-    const int q_lane = tile_at<kDim>(ldm_a_row(lane), ldm_a_col(lane) / 8);
-    uint32_t q_frag[kKeepQ ? kDim / 16 : 1][4];
-    if constexpr (kKeepQ) {
-#pragma unroll
-      for (int i = 0; i < kDim / 16; ++i) ldmatrix<4>(q_frag[i], &smem.q[tile_step<kDim>(q_lane, i)]);
+    if (!Smem::kKeepQ && tile_splits == 0) {
+      for (int i = tid; i < 16 * kChunks; i += kThreads) {
+        const int row = i / kChunks, c = i % kChunks;
+        const int token = first_token + min(row, rows_here - 1) / shape.row_tokens;
+        Vec<T, 8> x{};
+        if (row < rows_here && c * 8 < p.d) {
+          x = ld_vec_nc<T, 8>(p.q + (seq.q_begin + token) * p.q_stride + head_of(row) * p.q_head_stride + c * 8);
+        }
+        st_vec(&smem.q[tile_at<kDim>(row, c)], x);
+      }
+      __syncthreads();
     }
 
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.f, 0.f};  // l: this lane's share
     float acc[kDim / 8][4] = {};
     for (int step = 0; step < steps; ++step) {
       cp_async_wait<kStages - 2>();
-      issue(step + kStages - 1);  // its barrier also makes this step's copies of all lanes visible
-      const int stage = step % kStages;
-      const int key0 = begin + step * kStep + warp * 16;
-
+      issue();  // its barrier also makes this step's copies of all lanes visible
+      const int key0 = begin + step * walk.kStep + warp * 16;
       float s[2][4] = {};
 #pragma unroll
       for (int i = 0; i < kDim / 16; ++i) {
-        uint32_t(&a)[4] = q_frag[kKeepQ ? i : 0];
-        if constexpr (!kKeepQ) ldmatrix<4>(a, &smem.q[tile_step<kDim>(q_lane, i)]);
+        uint32_t(&a)[4] = q_frag[Smem::kKeepQ ? i : 0];
+        if constexpr (!Smem::kKeepQ) ldmatrix<4>(a, &smem.q[tile_step<kDim>(q_lane, i)]);
         score_step<T, kDim, 16>(s, a, ring.k[stage], k_lane, i);
       }
       float top[2] = {-INFINITY, -INFINITY};
@@ -175,7 +244,7 @@ __global__ void __launch_bounds__(kWarps * 32)
         for (int e = 0; e < 4; ++e) {
           const int key = key0 + j * 8 + mma_col(lane, e);
           if (scale_of.capped) s[j][e] = capped_score(scale_of, s[j][e]);
-          if (key < see[e / 2].lo || key >= min(see[e / 2].hi, end)) s[j][e] = -INFINITY;
+          if (key < see[e / 2].lo || key >= see[e / 2].hi) s[j][e] = -INFINITY;
           top[e / 2] = fmaxf(top[e / 2], s[j][e]);
         }
       }
@@ -208,20 +277,37 @@ __global__ void __launch_bounds__(kWarps * 32)
         mma_m16n8k16<T>(acc[2 * c], a, b);
         mma_m16n8k16<T>(acc[2 * c + 1], a, b + 2);
       }
+      stage = stage + 1 == kStages ? 0 : stage + 1;
     }
 
-    // The warps' states, merged in order.
-    cp_async_wait<0>();
-    __syncthreads();
+    // Merge the warps' states in order, a few rows at a time, while the ring fills for the next item.
+    const int first_slot = item.first_slot, nth = item.split, splits = item.splits;
+    auto out_row = [&](int r) {
+      return static_cast<int64_t>(seq.q_begin + first_token + r / shape.row_tokens) * p.heads() + head_of(r);
+    };
+    auto partial_row = [&](int r) {
+      return (static_cast<int64_t>(first_slot + r / shape.row_tokens) * p.heads() + head_of(r)) * max_splits;
+    };
+    auto finish = [&](int row, int column, float max, float sum, Float4 x) {
+      const float share = inverse(sum);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] *= share;
+      st_vec(p.out + out_row(row) * p.d + column, from_float<T>(x));
+      if (p.lse != nullptr && column == 0) st(&p.lse[out_row(row)], natural_lse(max, sum));
+    };
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = lane / 4 + 8 * h;
       const float sum = warp_sum<4>(l[h]);
-      if (row < rows_here) {
-        if (lane % 4 == 0) {
-          smem.max[warp][row] = m[h];
-          smem.sum[warp][row] = sum;
-        }
+      if (lane % 4 == 0) {
+        smem.max[warp][lane / 4 + 8 * h] = m[h];
+        smem.sum[warp][lane / 4 + 8 * h] = sum;
+      }
+    }
+    for (int row0 = 0; row0 < rows_here; row0 += Smem::kMergeRows) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = lane / 4 + 8 * h - row0;
+        if (row < 0 || row >= Smem::kMergeRows) continue;
 #pragma unroll
         for (int j = 0; j < kDim / 8; ++j) {
           Vec<float, 2> two;
@@ -230,48 +316,46 @@ __global__ void __launch_bounds__(kWarps * 32)
           st(reinterpret_cast<Vec<float, 2>*>(&smem.acc[warp][row * Smem::kAccPitch + j * 8 + mma_col(lane, 0)]), two);
         }
       }
+      __syncthreads();
+      for (int i = tid; i < Smem::kMergeRows * kQuads; i += kThreads) {
+        const int row = row0 + i / kQuads, column = i % kQuads * 4;
+        if (row >= rows_here || column >= p.d) continue;
+        float max = -INFINITY, sum = 0.f;
+        Float4 x{};
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+          const Merge merge(max, sum, smem.max[w][row], smem.sum[w][row]);
+          const Float4 part = ld_vec<float, 4>(&smem.acc[w][(row - row0) * Smem::kAccPitch + column]);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) x[e] = fmaf(x[e], merge.keep, part[e] * merge.add);
+        }
+        if (splits == 1) {
+          finish(row, column, max, sum, x);
+          continue;
+        }
+        const int64_t at = partial_row(row) + nth;
+        st_vec(&partial_acc[at * kDim + column], x);
+        if (column == 0) {
+          Vec<float, 2> ml;
+          ml[0] = max;
+          ml[1] = sum;
+          st(&partial_ml[at], ml);
+        }
+      }
+      __syncthreads();
     }
-    __syncthreads();
-    auto finish = [&](int row, int column, float max, float sum, Float4 x) {
-      const float share = inverse(sum);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[e] *= share;
-      st_vec(p.out + out_row(row) * p.d + column, from_float<T>(x));
-      if (p.lse != nullptr && column == 0) st(&p.lse[out_row(row)], natural_lse(max, sum));
-    };
-    for (int i = tid; i < rows_here * kQuads; i += kThreads) {
-      const int row = i / kQuads, column = i % kQuads * 4;
-      if (column >= p.d) continue;
-      float max = -INFINITY, sum = 0.f;
-      Float4 x{};
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        const Merge merge(max, sum, smem.max[w][row], smem.sum[w][row]);
-        const Float4 part = ld_vec<float, 4>(&smem.acc[w][row * Smem::kAccPitch + column]);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[e] = fmaf(x[e], merge.keep, part[e] * merge.add);
-      }
-      if (cut.splits == 1) {
-        finish(row, column, max, sum, x);
-        continue;
-      }
-      const int64_t at = partial_row(row) + nth_split;
-      st_vec(&partial_acc[at * kDim + column], x);
-      if (column == 0) {
-        Vec<float, 2> ml;
-        ml[0] = max;
-        ml[1] = sum;
-        st(&partial_ml[at], ml);
-      }
-    }
-    if (cut.splits == 1) continue;
 
-    uint32_t* arrival = &arrivals[(static_cast<int64_t>(first_slot) * cut.slices + slice) * p.kv_heads + head];
+    ++tile_splits;
+    if (nth + 1 < splits && n + 1 < run) continue;  // the next item is this tile's next split
+    const uint32_t mine = static_cast<uint32_t>(tile_splits);
+    tile_splits = 0;
+    if (splits == 1) continue;
+    uint32_t* arrival = &arrivals[(static_cast<int64_t>(first_slot) * shape.slices + item.slice) * p.kv_heads + head];
     __threadfence();
     __syncthreads();
-    if (tid == 0) smem.arrived = atomic_add_acq_rel(arrival, 1u);
+    if (tid == 0) smem.arrived = atomic_add_acq_rel(arrival, mine);
     __syncthreads();
-    if (smem.arrived != static_cast<uint32_t>(cut.splits - 1)) continue;
+    if (smem.arrived + mine != static_cast<uint32_t>(splits)) continue;
     __threadfence();
     if (tid == 0) *arrival = 0;  // at rest again
     for (int i = tid; i < rows_here * kQuads; i += kThreads) {
@@ -281,9 +365,9 @@ __global__ void __launch_bounds__(kWarps * 32)
       Float4 x{};
       const int64_t at = partial_row(row);
 #pragma unroll 4
-      for (int n = 0; n < cut.splits; ++n) {
-        const Vec<float, 2> ml = ld(&partial_ml[at + n]);
-        const Float4 part = ld_vec<float, 4>(&partial_acc[(at + n) * kDim + column]);
+      for (int k = 0; k < splits; ++k) {
+        const Vec<float, 2> ml = ld(&partial_ml[at + k]);
+        const Float4 part = ld_vec<float, 4>(&partial_acc[(at + k) * kDim + column]);
         const Merge merge(max, sum, ml[0], ml[1]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) x[e] = fmaf(x[e], merge.keep, part[e] * merge.add);
@@ -291,6 +375,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       finish(row, column, max, sum, x);
     }
   }
+  cp_async_wait<0>();
   grid_launch_dependents();
 }
 

@@ -13,7 +13,22 @@ from typing import Any
 from pykern.errors import ArgumentError, require
 from pykern.op import Op, Tolerance
 from pykern.ops import _attention_data as data
-from pykern.plan import F32, I32, I64, Arg, In, Launch, OutPtr, Plan, Target, Workspace, Ws, ceil_div, first_fit, template
+from pykern.plan import (
+    F32,
+    I32,
+    I64,
+    Arg,
+    In,
+    Launch,
+    OutPtr,
+    Plan,
+    Target,
+    Workspace,
+    Ws,
+    ceil_div,
+    first_fit,
+    template,
+)
 from pykern.schema import Out, Problem, Scalar, Tensor, TensorInfo
 
 GENERIC_DIMS = (16, 32, 64, 128, 256)  # head_dim is padded up to one of these in shared memory
@@ -183,8 +198,8 @@ def launch_decode(p: Problem, target: Target, dim: int, max_q: int, slots: int) 
     slices, splits = ceil_div(group, 16), most_splits(p, decode_split(p), min(p.t, max_q))
 
     def smem(stages: int) -> int:
-        ring, merged = stages * 2 * 16 * dim * 2, 16 * (dim + 8) * 4
-        return warps * max(ring, merged) + 16 * dim * 2 + warps * 16 * 16 + 16
+        per_warp = stages * 2 * 16 * dim * 2 + 4 * (dim + 8) * 4 + 16 * 8 + (stages + 1) * 64 + 2 * 16 * 4
+        return warps * per_warp + (16 if dim <= 128 else 16 * dim * 2) + 16
 
     stages = 3 if smem(3) <= target.smem_optin else 2
     workspaces: tuple[Workspace, ...] = ()
@@ -195,7 +210,7 @@ def launch_decode(p: Problem, target: Target, dim: int, max_q: int, slots: int) 
     tiles = (p.t // tile_tokens + sequences(p) + 1) * slices
     launch = Launch(
         template("attention_decode", p["q"].dtype, dim, warps, stages),
-        (min(tiles * splits, ceil_div(2 * target.sms, p.kh)), p.kh, 1),
+        (min(tiles * splits, max(1, 2 * target.sms // p.kh)), p.kh, 1),  # as many blocks as are resident
         32 * warps,
         (*common(p, 1, max_q), *scratch(workspaces), I32(split), I32(splits), I32(0 if max_q == ALL else max_q)),
         smem=smem(stages),
