@@ -1,9 +1,10 @@
 """Work for the roofline from files: a benchmark's JSON, and Nsight Compute's CSV.
 
 Benchmark JSON: a list of objects, an object that holds such a list (``rows``, ``results``, ``benches``), or one
-object a line. A row needs a name (``name``, ``op`` or ``case``, with ``shape`` and ``dtype`` added when there), bytes
-(``bytes`` or ``nbytes``) or FLOPs (``flops``), and a time (``time_us``, ``us``, ``median_us``, ``time_ms``, ``ms`` or
-``seconds``); a missing count is worked out from an achieved rate (``tflops``, ``gbps``, ``tbps``).
+object a line, as ``pykern bench --json`` prints. A row needs a name (``name``, ``op`` or ``case``, with ``problem``,
+``shape`` and ``dtype`` added when there), bytes (``bytes`` or ``nbytes``) or FLOPs (``flops``), and a time
+(``time_us``, ``us``, ``median_us``, ``time_ms``, ``ms`` or ``seconds``); a missing count is worked out from an
+achieved rate (``tflops``, ``gbps``, ``tbps`` or ``tbs``). Rows with an ``error`` were not timed and are left out.
 
 Nsight Compute CSV (``ncu --csv``, page raw or details) needs the metrics ``gpu__time_duration.sum`` and
 ``dram__bytes.sum`` (or ``dram__bytes_read.sum`` and ``dram__bytes_write.sum``), and for FLOPs
@@ -26,7 +27,13 @@ from pykern.errors import ArgumentError, require
 _LISTS = ("rows", "results", "benches", "benchmarks", "cases")
 _TIMES = {"time_us": 1.0, "us": 1.0, "median_us": 1.0, "time_ms": 1e3, "ms": 1e3, "median_ms": 1e3, "seconds": 1e6,
           "time_s": 1e6}  # fmt: skip
-_RATES = {"tflops": ("flops", 1e6), "gflops": ("flops", 1e3), "gbps": ("bytes", 1e3), "tbps": ("bytes", 1e6)}
+_RATES = {
+    "tflops": ("flops", 1e6),
+    "gflops": ("flops", 1e3),
+    "gbps": ("bytes", 1e3),
+    "tbps": ("bytes", 1e6),
+    "tbs": ("bytes", 1e6),
+}
 _SCALE = {"": 1.0, "byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12, "b": 1.0, "kb": 1e3, "mb": 1e6,
           "gb": 1e9, "inst": 1.0, "second": 1e6, "s": 1e6, "msecond": 1e3, "ms": 1e3, "usecond": 1.0, "us": 1.0,
           "nsecond": 1e-3, "ns": 1e-3}  # fmt: skip
@@ -47,9 +54,11 @@ def read_bench(text: str, source: str = "bench") -> list[Work]:
     for number, row in enumerate(rows):
         where = f"{source} row {number}"
         require(isinstance(row, dict), where, repr(row)[:60], "an object")
+        if row.get("error"):
+            continue
         label = next((str(row[k]) for k in ("name", "op", "case") if row.get(k) is not None), None)
         require(label is not None, where, "no name, op or case", "a name")
-        extra = [str(row[k]) for k in ("shape", "dtype") if isinstance(row.get(k), (str, list))]
+        extra = [str(row[k]) for k in ("problem", "shape", "dtype") if isinstance(row.get(k), (str, list))]
         time = next(
             (_number(row[k], f"{where} {k}") * s for k, s in _TIMES.items() if row.get(k) is not None), None
         )
@@ -65,6 +74,7 @@ def read_bench(text: str, source: str = "bench") -> list[Work]:
         works.append(
             Work(" ".join([str(label), *extra]), found.get("flops", 0.0), found.get("bytes", 0.0), time)
         )
+    require(bool(works), source, "only rows with an error", "a row that was timed")
     return works
 
 

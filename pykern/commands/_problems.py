@@ -6,75 +6,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from pykern.analysis.roofline import Work
-from pykern.errors import ArgumentError
 
 
-def complete_case(found: Any, case: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """``case`` with the required tensors that were not given, sized by the dimension names of those that were."""
-    from pykern.op import Spec
-    from pykern.schema import Tensor
-
-    tensors = [a for a in found.inputs if isinstance(a, Tensor)]
-    sizes: dict[str, tuple[int, ...]] = {}
-    for spec in tensors:
-        given = case.get(spec.name)
-        if isinstance(given, Spec):
-            tokens, shape = spec.dims.split(), list(given.shape)
-            if tokens and tokens[0].startswith("*"):
-                lead = len(shape) - len(tokens) + 1
-                sizes.setdefault(tokens[0], tuple(shape[: max(0, lead)]))
-                tokens, shape = tokens[1:], shape[max(0, lead) :]
-            for token, size in zip(tokens, shape):
-                sizes.setdefault(token, (size,))
-    out = dict(case)
-    for spec in tensors:
-        if spec.name in out or spec.optional or spec.many:
-            continue
-        tokens = spec.dims.split()
-        known = [(int(t),) if t.isdigit() else sizes.get(t) for t in tokens]
-        if any(k is None for k in known):
-            missing = [t for t, k in zip(tokens, known) if k is None]
-            raise ArgumentError(
-                "--shape",
-                f"no shape for {spec.name}",
-                f"{spec.name}=SIZES ({spec.dims}; {', '.join(missing)} unknown)",
-            )
-        out[spec.name] = Spec(_dtype(spec, dtype, out), tuple(n for k in known if k is not None for n in k))
-    return out
-
-
-def _dtype(spec: Any, dtype: str, case: dict[str, Any]) -> str:
-    if isinstance(spec.dtypes, str):
-        like = case.get(spec.dtypes.removeprefix("like ").strip())
-        return like.dtype if like is not None else dtype
-    return dtype if dtype in spec.dtypes else spec.dtypes[0]
-
-
-def case_label(name: str, case: dict[str, Any]) -> str:
-    """``softmax 4096x4096 bfloat16``: the op, its first tensor, and the other tensors' shapes."""
-    from pykern.op import Spec
-
-    shapes = [v for v in case.values() if isinstance(v, Spec)]
-    text = ",".join("x".join(map(str, s.shape)) for s in shapes)
-    return f"{name} {text} {shapes[0].dtype}" if shapes else name
+def shapes_text(values: dict[str, Any]) -> str:
+    """``4096x4096,4096 bfloat16``: the shapes of an op's tensors and the dtype of the first."""
+    tensors = [v for v in values.values() if hasattr(v, "shape") and hasattr(v, "dtype")]
+    if not tensors:
+        return ""
+    return f"{','.join('x'.join(map(str, t.shape)) for t in tensors)} {tensors[0].dtype}"
 
 
 def op_problems(
     name: str, shape: str | None, dtype: str, scalars: Sequence[str] = ()
 ) -> list[tuple[str, Any]]:
     """(label, problem) of an op at a shape; without one, at the shapes it is benchmarked with (else the first it
-    declares)."""
+    declares). Shapes are those of ``pykern occupancy``: the first tensor's, named ones, or dimension sizes."""
     from pykern import op as registry
-    from pykern.commands.explain import case_of
-    from pykern.schema import dtype_name
+    from pykern.commands._occupancy_build import problem_values
 
     found = registry.get(name)
-    if shape:
-        full = dtype_name(dtype)
-        cases = [complete_case(found, case_of(found, shape, full, tuple(scalars)), full)]
-    else:
-        cases = list(found.benches) or list(found.cases())[:4]
-    return [(case_label(name, case), found.problem_of(case)) for case in cases]
+    if shape or scalars:
+        values = problem_values(found, ",".join([*([shape] if shape else []), *scalars]), dtype)
+        return [(f"{name} {shapes_text(values)}".strip(), found.problem(values))]
+    cases = list(found.benches) or list(found.cases())[:4]
+    return [(f"{name} {shapes_text(case)}".strip(), found.problem_of(case)) for case in cases]
 
 
 def op_works(name: str, shape: str | None, dtype: str, scalars: Sequence[str] = ()) -> list[Work]:

@@ -9,6 +9,7 @@ import click
 
 from pykern.analysis import _cli
 from pykern.analysis.roofline import Work
+from pykern.errors import require
 
 
 @click.command(name="report", short_help="Every analysis on one interactive page that needs no network.")
@@ -25,9 +26,7 @@ from pykern.analysis.roofline import Work
 @click.option(
     "--regs",
     type=click.IntRange(1, 255),
-    default=64,
-    show_default=True,
-    help="Registers a thread to start from, until 'pykern occupancy OP' has compiled the kernel.",
+    help="Registers a thread to start from; without it their kernels are compiled (needs nvcc, no GPU).",
 )
 @click.option(
     "-o",
@@ -41,7 +40,7 @@ from pykern.analysis.roofline import Work
 @click.option("--json", "as_json", is_flag=True, help="Print the page's data instead of writing the page.")
 @_cli.reporting_errors
 def command(
-    ops: tuple[str, ...], shape: str | None, dtype: str, arch: str, regs: int, out: str, as_json: bool
+    ops: tuple[str, ...], shape: str | None, dtype: str, arch: str, regs: int | None, out: str, as_json: bool
 ) -> None:
     """Write one self-contained page: occupancy curves, sector and bank grids, traffic over batch, rooflines."""
     from pykern.analysis.report import report_data, report_page
@@ -50,10 +49,11 @@ def command(
     presets: list[dict[str, Any]] = []
     for text in ops:
         name, _, own = text.partition(":")
-        made, shapes = _op(name, own or shape, dtype, arch, regs)
+        made, launches = _op(name, own or shape, dtype, arch)
         works += made
-        presets += [p for p in shapes if p not in presets]
-    about = f"Kernels of {', '.join(ops)} planned for sm_{arch}; registers start at {regs}." if ops else ""
+        for launch in {la.kernel: la for la in launches}.values():
+            presets.append(_preset(launch, arch, regs))
+    about = f"Kernels of {', '.join(ops)} for sm_{arch}." if ops else ""
     data = report_data(works, presets, about)
     if as_json:
         _cli.print_json(data)
@@ -63,22 +63,38 @@ def command(
     print(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser")
 
 
-def _op(
-    name: str, shape: str | None, dtype: str, arch: str, regs: int
-) -> tuple[list[Work], list[dict[str, Any]]]:
-    """An op's work, and the block shapes of its kernels at those problems."""
+def _op(name: str, shape: str | None, dtype: str, arch: str) -> tuple[list[Work], list[Any]]:
+    """An op's work, and the launches of its kernels at those problems."""
     from pykern import op as registry
     from pykern.commands._problems import op_problems
-    from pykern.errors import require
-    from pykern.plan import TARGETS, Launch
+    from pykern.plan import TARGETS
 
     require(arch in TARGETS, "--arch", repr(arch), ", ".join(TARGETS))
     found = registry.get(name)
-    works, presets = [], []
+    works: list[Work] = []
+    launches: list[Any] = []
     for label, problem in op_problems(name, shape, dtype):
         works.append(Work(label, found.flops(problem), found.nbytes(problem)))
-        for launch in found.planned(problem, TARGETS[arch]).launches:
-            x, y, z = Launch.triple(launch.block)
-            presets.append({"name": launch.kernel, "threads": min(1024, -(-x * y * z // 32) * 32), "regs": regs,
-                            "smem": launch.smem, "barriers": 1})  # fmt: skip
-    return works, presets
+        launches += found.planned(problem, TARGETS[arch]).launches
+    return works, launches
+
+
+def _preset(launch: Any, arch: str, regs: int | None) -> dict[str, Any]:
+    """Where the occupancy controls start for one kernel: its block, and registers and barriers from the compiler.
+
+    ``regs`` given: nothing is compiled.
+    """
+    from pykern.plan import Launch
+
+    x, y, z = Launch.triple(launch.block)
+    threads = min(1024, -(-x * y * z // 32) * 32)
+    preset = {"name": launch.kernel, "threads": threads, "regs": regs, "smem": launch.smem, "barriers": 1}
+    if regs is None:
+        from pykern.analysis.occupancy_sources import Given, case_of, read_file, select
+        from pykern.jit import build
+
+        compiled = build.compile_only(launch.source, launch.kernel, arch)
+        kernels = select(read_file(str(compiled.path)).kernels, None, None)
+        config = case_of(kernels[0], Given(threads=threads, dyn_smem=launch.smem)).config
+        preset |= {"regs": max(16, config.regs), "smem": config.smem, "barriers": max(1, config.barriers)}
+    return preset

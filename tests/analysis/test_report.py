@@ -184,10 +184,12 @@ def test_occupancy_table_is_the_calculator() -> None:
 
 def test_command_writes_the_page(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    run = CliRunner().invoke(command, ["--op", "softmax:64x512", "-o", str(path)])
+    run = CliRunner().invoke(command, ["--op", "softmax:64x512", "--regs", "40", "-o", str(path)])
     assert run.exit_code == 0, run.output
     assert path.stat().st_size > 1e6
-    inside = json.loads(CliRunner().invoke(command, ["--op", "softmax:64x512", "--json"]).stdout)
+    inside = json.loads(
+        CliRunner().invoke(command, ["--op", "softmax:64x512", "--regs", "40", "--json"]).stdout
+    )
     assert inside["roofline"]["ops"] == [["softmax 64x512 bfloat16", 1, 5 * 64 * 512, 2 * 64 * 512 * 2]]
     assert inside["occupancy"]["presets"] and inside["occupancy"]["presets"][0]["threads"] >= 32
     for args in (
@@ -201,6 +203,14 @@ def test_command_writes_the_page(tmp_path: Path) -> None:
         if args == ["--arch", "10"]:
             continue  # only asked of an op
         assert bad.exit_code == 2 and bad.stderr.startswith("error: "), args
+
+
+@pytest.mark.nvcc
+def test_an_op_starts_from_its_compiled_kernel() -> None:
+    run = CliRunner().invoke(command, ["--op", "softmax:64x512", "--json"])
+    assert run.exit_code == 0, run.output
+    (preset,) = json.loads(run.stdout)["occupancy"]["presets"]
+    assert preset["name"].startswith("softmax") and preset["threads"] == 128 and 16 <= preset["regs"] <= 255
 
 
 # --- the page in a browser: what the probes do

@@ -146,6 +146,24 @@ def test_labels_do_not_overprint() -> None:
 # --- files
 
 
+def test_rows_of_pykern_bench() -> None:
+    row = {
+        "op": "linear",
+        "problem": "x 1x4096 bf16",
+        "us": 10.0,
+        "tbs": 3.4,
+        "tflops": 3.4,
+        "roof": 0.7,
+        "peers": {},
+    }
+    works = read_bench(json.dumps(row) + "\n" + json.dumps({"op": "x", "problem": "y", "error": "no"}))
+    assert [(w.name, w.bytes, w.flops, w.time_us) for w in works] == [
+        ("linear x 1x4096 bf16", 3.4e7, 3.4e7, 10.0)
+    ]
+    with pytest.raises(ArgumentError, match="only rows with an error"):
+        read_bench(json.dumps([{"op": "x", "error": "no"}]))
+
+
 def test_bench_rows() -> None:
     rows = [
         {"op": "softmax", "shape": "16384x4096", "bytes": 268435456, "flops": 3.3e8, "time_us": 68.0},
