@@ -164,6 +164,9 @@ def _launch(record: _Record, path: str) -> Launch:
         allowed = f"a report with {names} (run ncu with --section LaunchStats --section Occupancy)"
         raise ArgumentError(f"{path}: kernel {record.get('kernel', '')[:60]}", "too few metrics", allowed)
     cc = parse_cc(record.get("cc") or "", "CC")
+    if record.get("barriers") is None:  # the details page has only the limit they make
+        limit = record.get("limit_barriers")
+        record["barriers"] = arch(cc).barriers // limit if limit and limit < arch(cc).max_blocks else 0
     config = Config(
         threads=int(record["threads"]),
         regs=int(record["regs"]),

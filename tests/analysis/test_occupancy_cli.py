@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from pykern.analysis.occupancy import Config, occupancy
 from pykern.analysis.occupancy_gate import FIELDS, parse_gate
+from pykern.analysis.occupancy_ncu import read_ncu_csv
 from pykern.commands.occupancy import command
 from pykern.errors import ArgumentError
 
@@ -220,6 +221,16 @@ def test_both_forms_of_ncu_csv() -> None:
         for key in ("kernel", "threads", "regs", "grid", "theoretical", "limiters"):
             assert one[key] == other[key]
         assert 0 < one["achieved"] <= 1.0
+    for name in ("ncu_details.csv", "ncu_raw.csv"):
+        for launch in read_ncu_csv(str(DATA / "occupancy" / name)):
+            limits = launch.result.limits
+            assert launch.reported_limits == {
+                "limit_regs": limits["registers"],
+                "limit_smem": limits["shared_memory"],
+                "limit_warps": limits["warps"],
+                "limit_blocks": limits["blocks"],
+                "limit_barriers": min(limits["barriers"] or 32, 32),
+            }
     assert "achieved/theoretical" in run("--ncu", str(DATA / "occupancy" / "ncu_raw.csv")).stdout
 
 
