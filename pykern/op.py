@@ -632,6 +632,12 @@ def make_public(op: Op, torch: Any) -> Callable[..., Any]:
         f"def {op.name}({', '.join(params)}):" if params[-1] != "*" else f"def {op.name}({', '.join(params[:-1])}):"
     ]
     lines.append("    try:")
+    for a in op.inputs:
+        if isinstance(a, Scalar) and (a.low is not None or a.high is not None):
+            low = f"{a.low!r} <= " if a.low is not None else ""
+            high = f" <= {a.high!r}" if a.high is not None else ""
+            lines.append(f"        if not ({low}{a.name}{high}):")
+            lines.append(f"            raise _ArgumentError({a.name!r}, {a.name}, {a.allowed!r})")
     if out_overload is not None:
         lines.append("        if out is not None:")
         if single:
@@ -651,6 +657,7 @@ def make_public(op: Op, torch: Any) -> Callable[..., Any]:
     lines.append(f"        _explain(error, dict({', '.join(f'{n}={n}' for n in names_)}))")
     lines.append("        raise")
     space: dict[str, Any] = {
+        "_ArgumentError": ArgumentError,
         "_default": default, "_out": out_overload, "_unpack": op.unpack,
         "_explain": lambda error, values: explain_types(op, error, values, torch),
     }  # fmt: skip

@@ -74,7 +74,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Scalar:
-    """One scalar argument. ``key=True`` puts its value into the plan (needed when the plan depends on it)."""
+    """One scalar argument. ``key=True`` puts its value into the plan (needed when the plan depends on it).
+
+    ``low`` and ``high``: inclusive bounds, checked at every call of the public function (NaN is out of bounds).
+    """
 
     name: str
     type: Literal["float", "int", "bool", "str"]
@@ -83,6 +86,14 @@ class Scalar:
     choices: tuple[Any, ...] = ()
     required: bool = False
     doc: str = ""
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def allowed(self) -> str:
+        """The bounds in words."""
+        low, high = (format(v, "g") if v is not None else "" for v in (self.low, self.high))
+        return f"{low}..{high}" if low and high else f">= {low}" if low else f"<= {high}"
 
 
 @dataclass(frozen=True)

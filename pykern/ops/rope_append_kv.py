@@ -161,6 +161,6 @@ op = Op(
     mutants=(
         ("k_cache + page * ck_p + row * ck_s", "k_cache + page * ck_p + (row + 1) % page_size * ck_s"),
         ("if (slot < 0 || slot >= pages * page_size) return;", "if (slot <= 0 || slot >= pages * page_size) return;"),
-        ("const int head = lane - heads - kv_heads;", "const int head = (lane - heads - kv_heads + 1) % kv_heads;"),
+        ("const T* in = v + token * sv_t + head * sv_h;", "const T* in = v + token * sv_t;"),
     ),
 )
