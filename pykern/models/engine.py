@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pykern.errors import ArgumentError
+from pykern.errors import ArgumentError, ModelError
 from pykern.graphs import GraphPool
 from pykern.models.cache import Batch, PagedCache, Sequence
 from pykern.models.llama import Llama
@@ -144,5 +144,23 @@ class Engine:
 
 
 def sample_rows(ops: Any, logits: torch.Tensor, sequences: list[Sequence], sampling: list[Sampling]) -> list[int]:
-    """Sampled ids: the random number of a row comes from its request's seed and its position in that request."""
-    raise NotImplementedError
+    """Sampled ids: a row's random number comes from its request's seed and how long the request is, nothing else."""
+
+    def column(values: list[Any], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=logits.device)
+
+    ids, valid = ops.sample(
+        logits,
+        column([s.seed for s in sampling], torch.int64),
+        offsets=column([len(s.ids) for s in sequences], torch.int64),
+        temperatures=column([s.temperature for s in sampling], torch.float32),
+        top_ks=column([s.top_k for s in sampling], torch.int32),
+        top_ps=column([s.top_p for s in sampling], torch.float32),
+        min_ps=column([s.min_p for s in sampling], torch.float32),
+        return_valid=True,
+    )
+    rows: list[int] = ids.tolist()
+    for sequence, ok in zip(sequences, valid.tolist(), strict=True):
+        if not ok:
+            raise ModelError(f"no token has a valid probability after {len(sequence.ids)} tokens: the logits are NaN")
+    return rows

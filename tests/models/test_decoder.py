@@ -14,7 +14,7 @@ import pytest
 import torch
 from model_files import F32, Q4_1, Q8_0, Tiny, tiny_gguf
 
-from pykern.errors import ArgumentError
+from pykern.errors import ArgumentError, ModelError
 from pykern.models import _reference_ops
 from pykern.models.cache import Sequence
 from pykern.models.engine import Engine, Sampling
@@ -99,6 +99,7 @@ def test_a_wrong_decoder_gives_other_tokens(smollm2: Any, golden: list[dict]) ->
 
 
 BACKENDS = ["pykern"]
+UNTIED = Tiny(tied=False)  # a tied random model only repeats its last token
 
 
 def tiny_engine(tmp_path: Path, ops: str, kind: int = F32, tiny: Tiny = Tiny(), arch: str = "llama", **kw: Any) -> Engine:  # noqa: B008
@@ -133,8 +134,9 @@ def test_same_bits_in_chunks_and_batches(tmp_path: Path, ops: str, kind: int) ->
 
 @pytest.mark.parametrize("ops", BACKENDS)
 def test_stopped_and_resumed(tmp_path: Path, ops: str) -> None:
-    engine = tiny_engine(tmp_path, ops)
+    engine = tiny_engine(tmp_path, ops, tiny=UNTIED)
     (straight,) = greedy(engine, [PROMPT], 12)
+    assert len(set(straight)) > 4
     s, parts = Sequence(list(PROMPT)), []
     for n in (1, 4, 0, 7):
         parts += engine.generate([s], n)[0]
@@ -162,6 +164,33 @@ def test_golden_tokens_on_the_host_backend(smollm2: Any, golden: list[dict], ops
     engine = real_engine(smollm2, ops)
     new = greedy(engine, [case["ids"] for case in golden], 48, stop_ids=smollm2.config.stop_ids)
     assert new == [case["new"] for case in golden]
+
+
+@pytest.mark.parametrize("ops", BACKENDS)
+def test_sampling_belongs_to_its_request(tmp_path: Path, ops: str) -> None:
+    """The same seed, the same tokens: alone, among others, stopped and resumed; other seeds give others."""
+    engine = tiny_engine(tmp_path, ops, tiny=UNTIED)
+    hot = Sampling(temperature=1.5, top_k=40, top_p=0.95, min_p=0.01, seed=11)
+    (alone,) = greedy(engine, [PROMPT], 10, sampling=hot)
+    mixed = [Sampling(), hot, Sampling(temperature=0.7, seed=3)]
+    plain, among, _ = greedy(engine, [PROMPT, PROMPT, PROMPT[:3]], 10, sampling=mixed)
+    assert among == alone
+    assert plain == greedy(engine, [PROMPT], 10)[0] != alone
+    s, parts = Sequence(list(PROMPT)), []
+    for n in (3, 7):
+        parts += engine.generate([s], n, hot)[0]
+    assert parts == alone
+    seeds = [Sampling(temperature=1.5, seed=i) for i in range(6)]
+    assert len({tuple(t) for t in greedy(engine, [PROMPT] * 6, 6, sampling=seeds)}) > 1
+    assert greedy(engine, [PROMPT], 10, sampling=Sampling(temperature=1.0, top_k=1))[0] == plain
+
+
+@pytest.mark.parametrize("ops", BACKENDS)
+def test_nan_logits_are_reported(tmp_path: Path, ops: str) -> None:
+    engine = tiny_engine(tmp_path, ops)
+    engine.model.weights.norm = torch.full_like(engine.model.weights.norm, float("nan"))
+    with pytest.raises(ModelError, match="no token has a valid probability after 13 tokens"):
+        greedy(engine, [PROMPT], 3, sampling=Sampling(temperature=1.0))
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
