@@ -190,7 +190,7 @@ op = Op(
     mutants=(
         ("last_above = above;", "last_above = above + 1;"),
         ("limit ? limit : 1", "limit / 2 + 1"),
-        ("return static_cast<uint64_t>(c0) << 32 | c1;", "return static_cast<uint64_t>(c0) << 32;"),
+        ("return static_cast<uint64_t>(c0) << 32 | c1;", "return static_cast<uint64_t>(c1) << 32 | c0;"),
         ("(~index & 0xffffffffu)", "index"),
         ("w >= least ? w : 0", "w > least ? w : 0"),
     ),
