@@ -101,6 +101,14 @@ def _label(kernel: str) -> str:
 
 # ---------------------------------------------------------------- variants
 _memo_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _memo_lock
+    _memo_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 _memo: dict[tuple[Any, ...], tuple[dict[str, sources.Stat | None], Variant]] = {}
 _loaded: dict[str, tuple[ctypes.CDLL, int]] = {}  # key -> library; never unloaded, a launch may be in flight
 

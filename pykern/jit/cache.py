@@ -42,8 +42,10 @@ def wanted_dir() -> Path:
     override = os.environ.get("PYKERN_CACHE")
     if override:
         return Path(override).expanduser().absolute()
-    import platformdirs
-
+    try:
+        import platformdirs
+    except ImportError:  # `pykern doctor` runs on half-installed machines, too
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pykern"
     return Path(platformdirs.user_cache_dir("pykern", appauthor=False))
 
 

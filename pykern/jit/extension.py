@@ -243,6 +243,23 @@ _flight_lock = threading.Lock()
 _flights: dict[str, Future[Any]] = {}
 
 
+def _after_fork() -> None:
+    """A forked child has this thread only: builds of the others, and the locks they held, are not its own."""
+    global _env_lock, _flight_lock, _env_users
+    _env_lock, _flight_lock = threading.Lock(), threading.Lock()
+    _flights.clear()
+    if _env_users:
+        _env_users = 0
+        for name, value in _env_saved.items():
+            _set_env(name, value)
+    cache._choice_lock = threading.Lock()
+    sources._lock = threading.Lock()
+    progress._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def obtain(recipe: Recipe, use: Callable[[Entry, bool], Any], key: str | None = None) -> Any:
     """``use(entry, cached)`` of the recipe's library, built if need be.
 

@@ -173,3 +173,32 @@ def test_cleared_under_a_running_process(fake_root: Path) -> None:
     assert call(variant) == 11 and cache.show()["entries"] == []
     assert build.variant("ops/k.cuh", "answer<11>", backend="host").entry == variant.entry
     assert run_python(LOAD).stdout.strip() == "11 False 2"
+
+
+def test_a_child_forked_in_the_middle_of_a_build(fake_root: Path) -> None:
+    """A data loader's worker: it inherits a half-done build that no thread of its own will finish."""
+    code = """
+    import signal
+    from pykern.errors import BuildError
+    build.host_runtime()
+    started = threading.Event()
+    real = extension._compile
+    def slow(*arguments):
+        started.set()
+        time.sleep(2)
+        return real(*arguments)
+    extension._compile = slow
+    thread = threading.Thread(target=lambda: build.variant("ops/k.cuh", "answer<11>", backend="host"))
+    thread.start()
+    started.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        extension._compile = real
+        print(call(build.variant("ops/k.cuh", "answer<11>", backend="host")), os.environ.get("CXX"), flush=True)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    thread.join()
+    """
+    done = run_python(code)
+    assert done.stdout.split() == ["11", "None", "0"], done.stdout + done.stderr
