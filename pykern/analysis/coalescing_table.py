@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pykern.analysis.banks import WAVEFRONT_BYTES
@@ -109,8 +109,10 @@ def _line(number: int, row: Any) -> TableLine:
     require(
         isinstance(row, dict), name, repr(row)[:60], "an object with file, line, space, op and the counts"
     )
-    for key in ("file", "space", "op"):
+    for key in ("space", "op"):
         require(isinstance(row.get(key), str), f"{name}.{key}", repr(row.get(key))[:60], "text")
+    file = row.get("file", "?")  # the checker cannot name a line where there is no addr2line
+    require(isinstance(file, str), f"{name}.file", repr(file)[:60], "text")
     require(row["space"] in ("global", "shared"), f"{name}.space", repr(row["space"]), "global or shared")
     counts: dict[str, int] = {}
     for key in ("line", "bytes", *_COUNTS):
@@ -122,7 +124,22 @@ def _line(number: int, row: Any) -> TableLine:
             "a whole number, 0 or more",
         )
         counts[key] = value
-    return TableLine(file=row["file"], space=row["space"], op=row["op"], **counts)
+    return TableLine(file=file, space=row["space"], op=row["op"], **counts)
+
+
+def merged(lines: list[TableLine]) -> list[TableLine]:
+    """One entry for each line, access and width: a template or an unrolled loop has several of one line."""
+    out: dict[tuple[str, int, str, str, int], TableLine] = {}
+    for line in lines:
+        key = (line.file, line.line, line.space, line.op, line.bytes)
+        before = out.get(key)
+        if before is None:
+            out[key] = line
+        else:
+            out[key] = replace(
+                line, **{name: getattr(before, name) + getattr(line, name) for name in _COUNTS}
+            )
+    return list(out.values())
 
 
 def read_table(text: str, source: str = "table") -> list[TableLine]:
@@ -133,7 +150,7 @@ def read_table(text: str, source: str = "table") -> list[TableLine]:
         raise ArgumentError(
             source, repr(text.strip()[:60]), f"the JSON of pykern check OP --json ({error})"
         ) from None
-    found = [_line(n, row) for n, row in enumerate(_rows(document))]
+    found = merged([_line(n, row) for n, row in enumerate(_rows(document))])
     require(
         bool(found) or _has_lines(document), source, 'no "lines" list', "the JSON of pykern check OP --json"
     )

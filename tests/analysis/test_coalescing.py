@@ -336,6 +336,15 @@ def test_table_ranks_the_lines_that_waste_most() -> None:
     assert "column" in ranked[0][0].advice() and "swizzle" in ranked[1][0].advice()
 
 
+def test_a_line_with_several_instructions_is_one_entry() -> None:
+    twice = read_table(json.dumps([TABLE, TABLE]))
+    assert [line.line for line in twice] == [10, 12, 14] and twice[1].sectors == 512
+    nameless = read_table(
+        json.dumps({"lines": [{"space": "global", "op": "load", "bytes": 4, "sectors": 3}]})
+    )
+    assert (nameless[0].file, nameless[0].line, nameless[0].wasted) == ("?", 0, 3)
+
+
 def test_table_program(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"kernels": [TABLE]}))

@@ -6,11 +6,13 @@ tensor's reads and writes counted once a kernel, all exact.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from pykern.analysis.coalescing_table import rank, read_table
 from pykern.analysis.traffic_chains import parse_chain
 
 torch = pytest.importorskip("torch")
@@ -89,6 +91,23 @@ def test_decode_attention_in_one_kernel() -> None:
     q, k, v = random(1, heads, dim), random(keys, kv, dim), random(keys, kv, dim)
     text = f"{heads * dim} -> scores heads={heads} kv={kv} dim={dim} keys={keys} -> softmax -> values"
     assert touched("attention", q, k, v)[0] == parse_chain(text).traffic(1).fused
+
+
+def test_the_checkers_table_of_a_real_kernel_is_ranked() -> None:
+    """Rows of 201 bf16 start inside a sector and are read an element at a time: every line that loads wastes."""
+    from pykern import check
+    from pykern import op as registry
+
+    with check.recording() as reports, registry.host(check=True, trace=True):
+        registry.get("softmax")(random(6, 256))
+        registry.get("softmax")(random(6, 201))
+    even, odd = (rank(read_table(json.dumps(report)), 4800, 30000) for report in reports)
+    assert {line.space for line, _ in even} >= {"global"} and all(
+        line.ideal <= line.actual for line, _ in even + odd
+    )
+    assert sum(line.wasted for line, _ in even if line.space == "global") == 0
+    assert odd[0][0].space == "global" and odd[0][0].wasted > 0 and odd[0][1] > 0
+    assert sum(line.unique_bytes for line, _ in odd if line.space == "global") >= 2 * 6 * 201 * 2
 
 
 def test_a_wrong_formula_is_caught() -> None:
