@@ -15,9 +15,6 @@ from _native import address, compile_host, convert
 from . import harness
 from .harness import Kernel, aligned, copy_of, launch, out
 
-# The checker watches every kernel here, once the runtime has one.
-CHECK = hasattr(harness.runtime(), "__tsan_init")
-
 
 def bf16_values(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
@@ -50,7 +47,7 @@ def test_vector_copies(ctype: str, n: int) -> None:
     width = {"unsigned char": 1, "float": 4}.get(ctype, 2)
     x = copy_of(rng.integers(0, 255, 64 * n * width, dtype=np.uint8))
     y, z = aligned(x.size, np.uint8), aligned(x.size, np.uint8)
-    launch(Kernel(COPY, f"copy<{ctype}, {n}>", check=CHECK), 2, 32, x, out(y), out(z))
+    launch(Kernel(COPY, f"copy<{ctype}, {n}>", check=True), 2, 32, x, out(y), out(z))
     assert np.array_equal(x, y)
     assert np.array_equal(x, z)
 
@@ -96,7 +93,7 @@ def test_warp_reductions(width: int) -> None:
     x = copy_of(rng.standard_normal(256).astype(np.float32))
     n = copy_of(rng.integers(-1000, 1000, 256).astype(np.int32))
     outs = [aligned(256), aligned(256), aligned(256), aligned(256, np.int32), aligned(256, np.int32)]
-    launch(Kernel(WARP, f"warp<{width}>", check=CHECK), 2, 128, x, n, *[out(o) for o in outs])
+    launch(Kernel(WARP, f"warp<{width}>", check=True), 2, 128, x, n, *[out(o) for o in outs])
     groups, integers = x.reshape(-1, width), n.reshape(-1, width)
     assert np.array_equal(
         outs[0].reshape(-1, width), butterfly(groups, width)
@@ -129,7 +126,7 @@ def test_block_reductions(threads: int) -> None:
     rng = np.random.default_rng(threads)
     x = copy_of(rng.standard_normal((2, threads)).astype(np.float32))
     y, counts = aligned((2, threads, 3)), aligned((2, threads), np.int32)
-    kernel = Kernel(BLOCK, f"block<{threads}>", check=CHECK)
+    kernel = Kernel(BLOCK, f"block<{threads}>", check=True)
     for seed in (0, 1):
         options = harness.Options(seed=seed)
         launch(kernel, 2, threads, x, out(y), out(counts), options=options)
@@ -144,7 +141,6 @@ def test_block_reductions(threads: int) -> None:
         assert np.array_equal(counts, (x > 0).sum(1, keepdims=True).repeat(threads, 1))
 
 
-@pytest.mark.skipif(not CHECK, reason="the runtime has no checker")
 def test_the_checker_sees_a_block_reduction_without_its_barrier() -> None:
     """The same reduction written without the barrier that frees the scratch array is a race: the test has teeth."""
     source = """
@@ -163,7 +159,7 @@ __global__ void broken(const float* x, float* y) {
 """
     x, y = copy_of(np.ones(128, np.float32)), aligned(128)
     with pytest.raises(harness.HostError):
-        launch(Kernel(source, "broken", check=CHECK), 1, 128, x, out(y))
+        launch(Kernel(source, "broken", check=True), 1, 128, x, out(y))
 
 
 # ---- fragments: a warp's tile product through ldmatrix, swizzles and mma
@@ -210,7 +206,7 @@ def test_tile_product(name: str, k_major: str) -> None:
     stored = b.T.contiguous() if k_major == "true" else b
     bits = [copy_of(t.view(torch.int16).numpy().view(np.uint16)) for t in (a, stored)]
     d = aligned((16, 16))
-    launch(Kernel(TILE, f"tile<pk::{name}, {k_major}>", check=CHECK), 1, 32, *bits, out(d))
+    launch(Kernel(TILE, f"tile<pk::{name}, {k_major}>", check=True), 1, 32, *bits, out(d))
     want = (a.double() @ b.double()).numpy()
     assert not (np.abs(d - want) > 1e-4).any()
 
@@ -530,7 +526,7 @@ def test_epilogue(result: str, act: str, bias: str, residual: str) -> None:
     acc, b, r = tensor((m, stride), "float"), tensor((stride,), bias), tensor((m, stride), residual)
     y = raw(torch.full((m, stride), 7.0, dtype=dtypes[result]))
     name = f"epilogue<{result}, pk::Act::{act}, {bias}, {residual}>"
-    kernel = Kernel('#include "core/epilogue.cuh"\n' + EPILOGUE, name, check=CHECK)
+    kernel = Kernel('#include "core/epilogue.cuh"\n' + EPILOGUE, name, check=True)
     mutated = harness.Arg(y, harness.MUTATED, "y")
     launch(kernel, m, 32, raw(acc), raw(b), raw(r), mutated, m, n, stride)
     want = acc.double()
