@@ -216,5 +216,93 @@ def _build(recipe: Recipe, key: str, name: str, private: bool) -> Entry:
     try:
         work = cache.work_folder(key, private)
     except OSError as error:
+        raise BuildError(f"{recipe.label}: no work folder in {cache.store()}: {error}") from error
+    try:
+        with (
+            cache.build_slot(limits.jobs(recipe.with_cuda)),
+            progress.compiling(recipe.kernel or recipe.label),
+        ):
+            started = time.monotonic()
+            log = _compile(recipe, key, work)
+            seconds = round(time.monotonic() - started, 3)
+        record = {"label": recipe.label, "kernel": recipe.kernel, "seconds": seconds, "log": log}
+        entry = cache.publish(work, name, record, keep=(recipe.filename,))
+        builds += 1
+        return entry
+    except PykernError:
+        raise
+    except (RuntimeError, OSError, ImportError) as error:
+        raise _failure(recipe, error, work) from error
+    finally:
+        cache.remove(work)  # gone already when it was published
+
+
+# ---------------------------------------------------------------- one build per key, in this process and
+# beyond
+_flight_lock = threading.Lock()
+_flights: dict[str, Future[Any]] = {}
+
+
+def _after_fork() -> None:
+    """A forked child has this thread only: builds of the others, and the locks they held, are not its own."""
+    global _env_lock, _flight_lock, _env_users
+    _env_lock, _flight_lock = threading.Lock(), threading.Lock()
+    _flights.clear()
+    if _env_users:
+        _env_users = 0
+        for name, value in _env_saved.items():
+            _set_env(name, value)
+    cache._choice_lock = threading.Lock()
+    sources._lock = threading.Lock()
+    progress._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def obtain(recipe: Recipe, use: Callable[[Entry, bool], Any], key: str | None = None) -> Any:
+    """``use(entry, cached)`` of the recipe's library, built if need be.
+
+    A hit takes no lock. Otherwise one thread of this process holds the key's lock over check, build and use
+    (the load), and the others take its result or its exception.
+    """
+    key = recipe.key() if key is None else key
+    name = f"{recipe.label}-{key}"
+    entry = cache.find(name)
+    if entry is not None:
+        with contextlib.suppress(OSError):  # swept between the check and the load: look again, locked
+            return use(entry, True)
+    with _flight_lock:
+        flight = _flights.get(name)
+        mine = flight is None
+        if flight is None:
+            flight = _flights[name] = Future()
+    if not mine:
+        return flight.result()
+    try:
+        flight.set_result(_locked_build(recipe, key, name, use))
+    except BaseException as error:
+        flight.set_exception(error)
+    finally:
+        with _flight_lock:
+            del _flights[name]
+    return flight.result()
+
+
+def _locked_build(recipe: Recipe, key: str, name: str, use: Callable[[Entry, bool], Any]) -> Any:
+    try:
+        with cache.locked(key) as held:
+            entry, cached = cache.find(name), True
+            if entry is None:
+                if not held:
+                    warnings.warn(
+                        f"pykern: {recipe.kernel or recipe.label}: another process held the build lock for "
+                        f"{cache.lock_timeout():g} s (PYKERN_LOCK_TIMEOUT); building privately",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+                entry, cached = _build(recipe, key, name, private=not held), False
+            return use(entry, cached)
+    except OSError as error:
         found = diagnose.Diagnosis("", str(error), diagnose.hint_for(str(error)))
         raise BuildError(f"{recipe.kernel or recipe.label}: {found}") from error
