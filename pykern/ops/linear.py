@@ -24,13 +24,12 @@ MMA_SKINNY_TOKENS = 64  # the boundary between the two numerics classes of 16-bi
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile shape. ``speed``: throughput of a full SM relative to the largest tile, by reuse of what it loads."""
+    """One tile shape. ``speed``: throughput relative to the largest tile's, by reuse of what a block loads."""
 
     bm: int
     bn: int
     wm: int
     wn: int
-    per_sm: int  # blocks on one SM, by registers and shared memory
     speed: float
 
     @property
@@ -38,13 +37,13 @@ class Tile:
         return (self.bm // self.wm) * (self.bn // self.wn) * 32
 
     def cost(self, m: int, n: int, sms: int) -> float:
-        """Relative time: waves of full SMs, the last one as long as the others."""
+        """Relative time: the work of the SM with the most blocks."""
         blocks = ceil_div(m, self.bm) * ceil_div(n, self.bn)
-        return ceil_div(blocks, sms * self.per_sm) * self.per_sm * self.bm * self.bn / self.speed
+        return ceil_div(blocks, sms) * self.bm * self.bn / self.speed
 
 
-F32_TILES = (Tile(128, 64, 32, 64, 3, 1.0), Tile(64, 64, 32, 32, 4, 0.8), Tile(32, 64, 16, 32, 4, 0.5))
-MMA_TILES = (Tile(128, 256, 64, 64, 1, 1.0), Tile(128, 128, 64, 64, 2, 0.8), Tile(64, 64, 32, 32, 4, 0.5))
+F32_TILES = (Tile(128, 64, 32, 64, 1.0), Tile(64, 64, 32, 32, 0.8), Tile(32, 64, 16, 32, 0.5))
+MMA_TILES = (Tile(128, 256, 64, 64, 1.0), Tile(128, 128, 64, 64, 0.8), Tile(64, 64, 32, 32, 0.5))
 MMA_DEPTH = 64
 # Tile rows that blocks in flight share: 8 x 128 rows of x and about 16 tiles of w fill an H200's 132 SMs squarely.
 GROUP_M = 8
@@ -134,7 +133,8 @@ def plan_mma(g: Gemm, target: Target) -> Plan:
     options = []
     for tile in MMA_TILES if vec == 8 else MMA_TILES[-1:]:
         ring = (tile.bm + tile.bn) * MMA_DEPTH * 2
-        stages = 4 if tile.per_sm == 1 and 4 * ring <= target.smem_optin else 3
+        # The largest tile has an SM to itself; of the others two share one, so that one block's barrier is no stall.
+        stages = 4 if tile is MMA_TILES[0] and 4 * ring <= target.smem_optin else 3
         if stages * ring <= target.smem_optin:
             options.append((tile.cost(g.m, g.cols, target.sms), tile, stages, stages * ring))
     _, tile, stages, smem = min(options, key=lambda o: o[0])
