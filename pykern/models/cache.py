@@ -109,7 +109,7 @@ class Batch:
         for sequence, n in work:
             cache.reserve(sequence, sequence.cached + n)
         shape = (sum(n for _, n in work), len(work), cache.width)
-        batch = Batch.view(torch.zeros(_words(shape), dtype=torch.int32), shape)
+        batch = Batch.empty(shape)
         row = 0
         for i, (sequence, n) in enumerate(work):
             start, rows = sequence.cached, slice(row, row + n)
@@ -124,7 +124,18 @@ class Batch:
             batch.cu_q[i + 1] = row
             if batch.last is not None:
                 batch.last[i] = row - 1
-        return batch if torch.device(device).type == "cpu" else Batch.view(batch.packed.to(device), shape)
+        return batch.to(device)
+
+    @staticmethod
+    def empty(shape: tuple[int, int, int], device: torch.device | str = "cpu") -> Batch:
+        """A batch of zeros: for tracing."""
+        return Batch.view(torch.zeros(_words(shape), dtype=torch.int32, device=device), shape)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """This batch on ``device``."""
+        if self.packed.device == torch.device(device):
+            return self
+        return Batch.view(self.packed.to(device, non_blocking=True), self.shape)
 
     @staticmethod
     def view(packed: torch.Tensor, shape: tuple[int, int, int]) -> Batch:

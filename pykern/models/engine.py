@@ -60,6 +60,7 @@ class Engine:
         self.clock = Clock()
         self.pool = GraphPool(self._run) if graphs else None
         self.last_decode: Batch | None = None
+        self.on_pass: Callable[[int], None] = lambda kv_tokens: None
 
     def _run(self, packed: torch.Tensor, shape: Any) -> torch.Tensor:
         return self.model(Batch.view(packed, shape), self.cache)
@@ -67,6 +68,7 @@ class Engine:
     @torch.inference_mode()
     def step(self, work: list[tuple[Sequence, int]]) -> torch.Tensor:
         """Logits [sequences, vocab] after the next ``n`` pending ids of each sequence."""
+        self.on_pass(sum(s.cached + n for s, n in work))
         if self.pool is not None and all(n == 1 for _, n in work):
             batch = Batch.of(self.cache, work)
             self.last_decode = batch

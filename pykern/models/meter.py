@@ -12,7 +12,7 @@ import torch
 
 from pykern import op as registry
 from pykern.op import Op, tensor_info
-from pykern.plan import Plan, Target
+from pykern.plan import Target
 from pykern.schema import Scalar
 
 # The ops the decoder calls (llama.py, engine.py).
@@ -40,6 +40,8 @@ class Meter:
         self.rows: dict[str, Row] = {}
         self.kernels: dict[str, str] = {}  # kernel function name -> op
         self.plans: dict[Any, tuple[int, int]] = {}
+        self.variants: dict[tuple[str, str], None] = {}  # (source, kernel) of every launch, in order of use
+        self.kv_tokens = 0  # cached tokens that this pass attends to, set by the engine: lengths live on the device
         self.on = True
         there = registry.names()
         found = {name: registry.get(name) for name in names if name in there}
@@ -61,7 +63,7 @@ class Meter:
             result = function(*args, **kwargs)
             if self.device == "cpu":
                 row.seconds += time.perf_counter() - started
-            launches, nbytes = self.accounted(op, args, kwargs)
+            launches, nbytes = self.accounted(op, bound(op, args, kwargs))
             row.calls += 1
             row.launches += launches
             row.nbytes += nbytes
@@ -69,17 +71,27 @@ class Meter:
 
         return call
 
-    def accounted(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+    def accounted(self, op: Op, values: dict[str, Any]) -> tuple[int, int]:
         """(launches, bytes) of a call, remembered by the shapes that decide them."""
-        values = bound(op, args, kwargs)
         infos = {n: _info(v) for n, v in values.items()}
         key = (op.name, tuple(infos.items()))
         if key not in self.plans:
-            problem, plan = plan_of(op, infos, self.target())
+            problem = op.problem(infos)
+            plan = op.planned(problem, self.target())
             for launch in plan.launches:
                 self.kernels[kernel_name(launch.kernel)] = op.name
+                self.variants[launch.source, launch.kernel] = None
             self.plans[key] = len(plan.launches), op.nbytes(problem)
-        return self.plans[key]
+        launches, nbytes = self.plans[key]
+        if op.name == "attention":
+            # The op counts what the page tables could name; this run knows what they do.
+            q, k = infos["q"], infos["k"]
+            nbytes = 2 * q.nbytes + 2 * self.kv_tokens * k.shape[-2] * k.shape[-1] * k.itemsize
+        return launches, nbytes
+
+    def note_pass(self, kv_tokens: int) -> None:
+        """The next pass attends to so many cached tokens in all."""
+        self.kv_tokens = kv_tokens
 
     def target(self) -> Target:
         from pykern.jit.target import default_target
@@ -150,11 +162,6 @@ def _info(v: Any) -> Any:
     if isinstance(v, torch.Tensor):
         return tensor_info(v, torch)
     return tuple(tensor_info(t, torch) for t in v) if isinstance(v, (list, tuple)) else v
-
-
-def plan_of(op: Op, infos: dict[str, Any], target: Target) -> tuple[Any, Plan]:
-    problem = op.problem(infos)
-    return problem, op.planned(problem, target)
 
 
 def kernel_name(text: str) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from pykern.errors import ArgumentError
-from pykern.models.cache import PagedCache, Sequence
+from pykern.models.cache import Batch, PagedCache, Sequence
 from pykern.models.config import LlamaConfig
 from pykern.models.engine import Clock, Engine, Sampling
 from pykern.models.gguf import GGUFFile
@@ -154,6 +155,7 @@ def run(
     weights = prepare(stored, getattr(torch, dtype), device, dequantize)
     meter = Meter(device)
     engine = make_engine(config, weights, meter.ops, tokens=total, graphs=device == "cuda")
+    engine.on_pass = meter.note_pass
     warm_up(engine, meter, len(prompt_ids), sampling, chunk, progress)
 
     sequence = Sequence(list(prompt_ids))
@@ -194,24 +196,48 @@ def _rate(count: int, seconds: float) -> float | None:
     return count / seconds if count and seconds > 0 else None
 
 
-def warm_up(
-    engine: Engine, meter: Meter, prompt: int, sampling: Sampling, chunk: int, progress: Progress
-) -> None:
-    """Compile what the run needs, with progress, so that neither its text nor its timing waits for compilers.
+def warm_up(engine: Engine, meter: Meter, prompt: int, sampling: Sampling, chunk: int, progress: Progress) -> None:
+    """Compile what the run needs, so that neither its text nor its timing waits for compilers.
 
-    A one-layer copy of the model goes through a prompt of the same length and one more token.
+    A one-layer copy of the model is traced without data to learn which kernels that is; they are built side by side;
+    then the copy really goes through a prompt of that length and one more token, which builds what tracing missed
+    and loads everything.
     """
     model = engine.model
-    progress("compiling kernels", 0, 0)
+    progress("building the launcher", 0, 0)
     config = replace(model.config, layers=1)
     short = Weights(model.weights.embed, model.weights.norm, model.weights.head, model.weights.layers[:1])
-    cache = PagedCache(
-        config, engine.cache.longest, engine.cache.longest, dtype=engine.cache.k[0].dtype, device=engine.device
-    )
-    trial = Engine(Llama(config, short, model.ops, engine.cache.longest), cache)
+    longest = engine.cache.longest
+    cache = PagedCache(config, longest, longest, dtype=engine.cache.k[0].dtype, device=engine.device)
+    trial = Engine(Llama(config, short, model.ops, longest), cache)
+    step = min(chunk or prompt, prompt)
+    compile_ahead(trial, meter, sorted({step, prompt % step or step, 1}), progress)
+    progress("trying the kernels", 0, 0)
     trial.generate([Sequence([0] * prompt)], 2, sampling, chunk=chunk)
     meter.reset()
     engine.clock = Clock()
+
+
+def compile_ahead(trial: Engine, meter: Meter, passes: list[int], progress: Progress) -> None:
+    """Build the kernels of passes of so many tokens, as many at once as the machine bears."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from pykern.jit import build
+
+    width = trial.cache.width
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
+        for tokens in passes:
+            batch = Batch.empty((tokens, 1, width), trial.device)
+            trial.model.ops.argmax(trial.model(batch, trial.cache))
+    wanted, target = list(meter.variants), meter.target()
+    progress("compiling kernels", 0, len(wanted))
+
+    def one(variant: tuple[str, str]) -> None:
+        build.variant(*variant, backend=meter.backend, arch=target.arch)
+
+    with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
+        for done, _ in enumerate(pool.map(one, wanted), start=1):
+            progress("compiling kernels", done, len(wanted))
 
 
 def measure_steps(engine: Engine, meter: Meter) -> str:
@@ -219,7 +245,7 @@ def measure_steps(engine: Engine, meter: Meter) -> str:
     batch, pool = engine.last_decode, engine.pool
     assert batch is not None and pool is not None
     meter.reset()
-    engine.model(replace_device(batch, engine), engine.cache)  # uncaptured, for calls and bytes
+    engine.model(batch.to(engine.device), engine.cache)  # uncaptured, for calls and bytes
     meter.on = False
     meter.time_kernels(lambda: pool(batch.packed, batch.shape), MEASURED_STEPS)
     for row in meter.rows.values():
@@ -227,10 +253,3 @@ def measure_steps(engine: Engine, meter: Meter) -> str:
         row.seconds /= MEASURED_STEPS
     meter.on = True
     return "one decode step, timed by kernel"
-
-
-def replace_device(batch: Any, engine: Engine) -> Any:
-    """``batch`` on the engine's device."""
-    from pykern.models.cache import Batch
-
-    return Batch.view(batch.packed.to(engine.device), batch.shape)
