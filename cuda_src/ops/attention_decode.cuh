@@ -19,7 +19,8 @@ struct alignas(16) DecodeItem {
   int first_token, slice, rows, first_slot;  // of its tile; a token's slot is its place in the workspace
   int split, splits;                         // which of how many of its tile
   int begin, end, steps;                     // keys [begin, end), in steps of all warps
-  int pad_;
+  int all_lo, all_hi;                        // keys that every row sees
+  int bad_page;
 };
 
 template <class T, int kDim, int kWarps, int kStages>
@@ -88,15 +89,17 @@ struct DecodeWalk {
     const int tokens = min(shape.tile_tokens, seq.q_len - first_token);
     const int rows = shape.slices > 1 ? min(16, p.group - slice * 16) : tokens * p.group;
     const int split_begin = (splits.first + nth) * split_keys;
-    begin = max(split_begin, visible(p, seq, first_token).lo / kStep * kStep);
-    end = min(split_begin + split_keys, visible(p, seq, first_token + tokens - 1).hi);
+    const Range first = visible(p, seq, first_token), last = visible(p, seq, first_token + tokens - 1);
+    begin = max(split_begin, first.lo / kStep * kStep);
+    end = min(split_begin + split_keys, last.hi);
     steps = max(1, ceil_div(end - begin, kStep));  // without keys, one step of nothing: an item has a step
     step = 0;
     if (threadIdx.x % 32 == 0) {
       const int first_slot = (slot_tokens > 0 ? s * slot_tokens : seq.q_begin) + first_token;
       items[index % count_items] =
-          DecodeItem{seq, first_token, slice, rows, first_slot, nth, splits.count, begin, end, steps, 0};
+          DecodeItem{seq, first_token, slice, rows, first_slot, nth, splits.count, begin, end, steps, last.lo, first.hi, 0};
     }
+    __syncwarp();
   }
 
   PK_DEVICE void advance() {
@@ -117,10 +120,16 @@ struct DecodeWalk {
     enter();
   }
 
+  // Whether the current step has keys to copy.
+  PK_DEVICE bool live() const { return left > 0 && end > begin; }
+
   // The row of this lane's key of the current step, where lanes 0 to 15 stand for a warp's 16 keys.
   PK_DEVICE KeyRow look_up(int warp, int lane) const {
-    if (lane >= 16 || done()) return KeyRow{kNoKey, kNoKey};
-    return find_key_row(p, s, seq, begin + step * kStep + warp * 16 + lane, end);
+    if (lane >= 16 || !live()) return KeyRow{0, 0};
+    bool bad = false;
+    const KeyRow row = find_key_row(p, s, seq, begin + step * kStep + warp * 16 + lane, end, bad);
+    if (bad) items[index % count_items].bad_page = 1;
+    return row;
   }
 };
 
@@ -162,20 +171,16 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
     __syncwarp();
     if (lane < 16) st(&smem.rows[warp][lane], next);
     __syncwarp();
-    if (!walk.done()) {
-#pragma unroll
-      for (int i = lane; i < 16 * kChunks; i += 32) {
-        const int key = i / kChunks, c = i % kChunks;
-        const KeyRow row = ld(&smem.rows[warp][key]);
-        copy_key_chunk(&ring.k[fill][tile_at<kDim>(key, c)], k_head, row.k, c, p.d);
-        copy_key_chunk(&ring.v[fill][tile_at<kDim>(key, c)], v_head, row.v, c, p.d);
-      }
+    if (walk.live()) {
+      copy_keys<T, kDim, 16, 32>(ring.k[fill], ring.v[fill], k_head, v_head, smem.rows[warp], lane, p.d);
     }
     cp_async_commit();
     fill = fill + 1 == kStages ? 0 : fill + 1;
     walk.advance();
     next = walk.look_up(warp, lane);
   };
+  zero_padding<T, kDim, 32>(ring.k[0], kStages * 16, lane, p.d);
+  zero_padding<T, kDim, 32>(ring.v[0], kStages * 16, lane, p.d);
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) issue();
 
@@ -189,37 +194,34 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
 
   for (int n = 0; n < run; ++n) {
     const DecodeItem& item = smem.items[warp][n % Smem::kItems];
-    const Sequence seq = item.seq;
+    const Sequence& seq = item.seq;
     const int begin = item.begin, end = item.end, rows_here = item.rows, steps = item.steps;
     // Row r of the tile is head `slice * 16 + r % row_tokens` of the group, of token `first_token + r / row_tokens`.
     const int first_token = item.first_token, first_member = item.slice * 16;
     auto head_of = [&](int r) { return head * p.group + first_member + r % shape.row_tokens; };
-    Range see[2];
+    auto token_of = [&](int r) { return first_token + min(r, rows_here - 1) / shape.row_tokens; };
+    auto q_row = [&](int r) {
+      return p.q + (seq.q_begin + token_of(r)) * p.q_stride + head_of(min(r, rows_here - 1)) * p.q_head_stride;
+    };
+    if (tile_splits > 0) {
+      // q is that of the last item
+    } else if constexpr (Smem::kKeepQ) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = lane / 4 + 8 * h;
-      const int token = first_token + min(row, rows_here - 1) / shape.row_tokens;
-      see[h] = visible(p, seq, token);
-      see[h].hi = min(see[h].hi, end);
-      if (!Smem::kKeepQ || tile_splits > 0) continue;  // q is in shared memory, or that of the last item
-      const T* q_row = p.q + (seq.q_begin + token) * p.q_stride + head_of(min(row, rows_here - 1)) * p.q_head_stride;
+      for (int h = 0; h < 2; ++h) {
+        const int row = lane / 4 + 8 * h;
+        const T* from = q_row(row);
 #pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) {
-        const int column = i * 8 + lane % 4 * 2;
-        const bool there = row < rows_here && column < p.d;
-        q_frag[Smem::kKeepQ ? i / 2 : 0][h + i % 2 * 2] = there ? ld_nc(reinterpret_cast<const uint32_t*>(q_row + column)) : 0u;
+        for (int i = 0; i < kDim / 8; ++i) {
+          const int column = i * 8 + lane % 4 * 2;
+          const bool there = row < rows_here && column < p.d;
+          q_frag[i / 2][h + i % 2 * 2] = there ? ld_nc(reinterpret_cast<const uint32_t*>(from + column)) : 0u;
+        }
       }
-    }
-
-    if (!Smem::kKeepQ && tile_splits == 0) {
+    } else {
       for (int i = tid; i < 16 * kChunks; i += kThreads) {
         const int row = i / kChunks, c = i % kChunks;
-        const int token = first_token + min(row, rows_here - 1) / shape.row_tokens;
-        Vec<T, 8> x{};
-        if (row < rows_here && c * 8 < p.d) {
-          x = ld_vec_nc<T, 8>(p.q + (seq.q_begin + token) * p.q_stride + head_of(row) * p.q_head_stride + c * 8);
-        }
-        st_vec(&smem.q[tile_at<kDim>(row, c)], x);
+        const bool there = row < rows_here && c * 8 < p.d;
+        st_vec(&smem.q[tile_at<kDim>(row, c)], there ? ld_vec_nc<T, 8>(q_row(row) + c * 8) : Vec<T, 8>{});
       }
       __syncthreads();
     }
@@ -230,6 +232,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
       cp_async_wait<kStages - 2>();
       issue();  // its barrier also makes this step's copies of all lanes visible
       const int key0 = begin + step * walk.kStep + warp * 16;
+      if (end <= begin) break;  // the one step of an item without keys
       float s[2][4] = {};
 #pragma unroll
       for (int i = 0; i < kDim / 16; ++i) {
@@ -237,23 +240,30 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
         if constexpr (!Smem::kKeepQ) ldmatrix<4>(a, &smem.q[tile_step<kDim>(q_lane, i)]);
         score_step<T, kDim, 16>(s, a, ring.k[stage], k_lane, i);
       }
-      float top[2] = {-INFINITY, -INFINITY};
+      if (scale_of.capped) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
+        for (int i = 0; i < 8; ++i) s[i / 4][i % 4] = capped_score(scale_of, s[i / 4][i % 4]);
+      }
+      if (key0 < item.all_lo || key0 + 16 > min(item.all_hi, end)) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int key = key0 + j * 8 + mma_col(lane, e);
-          if (scale_of.capped) s[j][e] = capped_score(scale_of, s[j][e]);
-          if (key < see[e / 2].lo || key >= see[e / 2].hi) s[j][e] = -INFINITY;
-          top[e / 2] = fmaxf(top[e / 2], s[j][e]);
+        for (int h = 0; h < 2; ++h) {
+          const Range see = visible(p, item.seq, token_of(lane / 4 + 8 * h));
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int key = key0 + i / 2 * 8 + mma_col(lane, i % 2);
+            if (key < see.lo || key >= min(see.hi, end)) s[i / 2][2 * h + i % 2] = -INFINITY;
+          }
         }
       }
+      float keep[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float now = fmaxf(m[h], warp_max<4>(top[h]) * fold);
-        const float base = finite_base(now), keep = exp2f(m[h] - base);
+        const float top = fmaxf(fmaxf(s[0][2 * h], s[0][2 * h + 1]), fmaxf(s[1][2 * h], s[1][2 * h + 1]));
+        const float now = fmaxf(m[h], warp_max<4>(top) * fold);
+        const float base = finite_base(now);
+        keep[h] = exp2f(m[h] - base);
         m[h] = now;
-        l[h] *= keep;
+        l[h] *= keep[h];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
 #pragma unroll
@@ -262,10 +272,13 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
             l[h] += s[j][e];
           }
         }
+      }
+      // Most steps leave every maximum as it was, and multiplying by 1 changes no bit.
+      if (__any_sync(kFullMask, !(keep[0] == 1.f && keep[1] == 1.f))) {
 #pragma unroll
         for (int j = 0; j < kDim / 8; ++j) {
-          acc[j][2 * h] *= keep;
-          acc[j][2 * h + 1] *= keep;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) acc[j][e] *= keep[e / 2];
         }
       }
       uint32_t a[4];
@@ -297,7 +310,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
     };
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float sum = warp_sum<4>(l[h]);
+      const float sum = warp_sum<4>(l[h]) + (item.bad_page ? NAN : 0.f);
       if (lane % 4 == 0) {
         smem.max[warp][lane / 4 + 8 * h] = m[h];
         smem.sum[warp][lane / 4 + 8 * h] = sum;

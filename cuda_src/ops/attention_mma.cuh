@@ -31,30 +31,42 @@ PK_DEVICE int tile_step(int at, int step) {
 struct alignas(8) KeyRow {
   uint32_t k, v;
 };
-constexpr uint32_t kNoKey = 0xffffffffu;   // reads as zeros, and its score is masked
-constexpr uint32_t kNaNKey = 0xfffffffeu;  // a page id out of range: reads as NaN
 
+// The row of a key that is copied for key `key` of a tile: keys at or past `end` (at least 1) repeat the last one before
+// it, so that copies need no condition; their scores are masked. A page id out of range sets `bad` and is not followed.
 template <class T>
-PK_DEVICE KeyRow find_key_row(const Problem<T>& p, int s, const Sequence& seq, int key, int end) {
-  if (key >= end) return KeyRow{kNoKey, kNoKey};
-  const Slot slot = find_slot(p, s, seq, key);
-  if (!slot.ok) return KeyRow{kNaNKey, kNaNKey};
+PK_DEVICE KeyRow find_key_row(const Problem<T>& p, int s, const Sequence& seq, int key, int end, bool& bad) {
+  Slot slot = find_slot(p, s, seq, min(key, end - 1));
+  if (!slot.ok) {
+    bad = true;
+    slot.page = 0;
+  }
   return KeyRow{static_cast<uint32_t>((slot.page * p.k_page_stride + slot.row * p.k_stride) / 8),
                 static_cast<uint32_t>((slot.page * p.v_page_stride + slot.row * p.v_stride) / 8)};
 }
 
-// Starts the copy of chunk c of a key's row; `row` is KeyRow::k or KeyRow::v.
-template <class T>
-PK_DEVICE void copy_key_chunk(T* to, const T* head, uint32_t row, int c, int d) {
-  if (row == kNaNKey) {
-    Vec<uint32_t, 4> nan;
+// Starts the copies of rows [0, kKeys) of a tile of k and of v; thread `rank` of kThreads takes every kThreads-th
+// chunk. Columns from d on are left alone: they were zeroed before the first copy.
+template <class T, int kDim, int kKeys, int kThreads>
+PK_DEVICE void copy_keys(T* k, T* v, const T* k_head, const T* v_head, const KeyRow* rows, int rank, int d) {
+  constexpr int kChunks = kDim / 8;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) nan[i] = 0x7fff7fffu;  // NaN as half and as bf16
-    st(reinterpret_cast<Vec<uint32_t, 4>*>(to), nan);
-    return;
+  for (int i = 0; i < kKeys * kChunks; i += kThreads) {
+    const int key = (i + rank) / kChunks, c = (i + rank) % kChunks;
+    if (c * 8 >= d) continue;
+    const KeyRow row = ld(&rows[key]);
+    cp_async<16>(&k[tile_at<kDim>(key, c)], k_head + static_cast<int64_t>(row.k) * 8 + c * 8);
+    cp_async<16>(&v[tile_at<kDim>(key, c)], v_head + static_cast<int64_t>(row.v) * 8 + c * 8);
   }
-  const bool there = row != kNoKey && c * 8 < d;
-  cp_async<16>(to, there ? head + static_cast<int64_t>(row) * 8 + c * 8 : head, there);
+}
+
+// Zeroes columns [d, kDim) of `rows` rows of 16-bit values.
+template <class T, int kDim, int kThreads>
+PK_DEVICE void zero_padding(T* tile, int rows, int rank, int d) {
+  if (d == kDim) return;
+  for (int i = rank; i < rows * (kDim / 8); i += kThreads) {
+    if (i % (kDim / 8) * 8 >= d) st_vec(&tile[tile_at<kDim>(i / (kDim / 8), i % (kDim / 8))], Vec<T, 8>{});
+  }
 }
 
 // s[j] += rows of Q times keys 8 j .. 8 j + 7 of K, over one step of 16 columns; a is Q's fragment of that step,

@@ -66,18 +66,13 @@ __global__ void __launch_bounds__(kWarps * 32) attention_prefill(PK_ATTENTION_PA
   const T* k_head = p.k + static_cast<int64_t>(head) * p.k_head_stride;
   const T* v_head = p.v + static_cast<int64_t>(head) * p.v_head_stride;
   auto load_tile = [&](int stage) {
-#pragma unroll
-    for (int i = tid; i < kKeys * kChunks; i += kThreads) {
-      const int key = i / kChunks, c = i % kChunks;
-      const KeyRow row = ld(&smem.rows[stage][key]);
-      copy_key_chunk(&smem.k[stage][tile_at<kDim>(key, c)], k_head, row.k, c, p.d);
-      copy_key_chunk(&smem.v[stage][tile_at<kDim>(key, c)], v_head, row.v, c, p.d);
-    }
+    copy_keys<T, kDim, kKeys, kThreads>(smem.k[stage], smem.v[stage], k_head, v_head, smem.rows[stage], tid, p.d);
     cp_async_commit();
   };
   // The rows of a tile are looked up one tile before its copy starts, so that the page table's latency is hidden.
+  bool bad_page = false;
   auto look_up = [&](int key0) {
-    return tid < kKeys ? find_key_row(p, piece.s, seq, key0 + tid, end) : KeyRow{kNoKey, kNoKey};
+    return tid < kKeys && key0 < end ? find_key_row(p, piece.s, seq, key0 + tid, end, bad_page) : KeyRow{0, 0};
   };
   auto publish = [&](int stage, KeyRow row) {
     if (tid < kKeys) st(&smem.rows[stage][tid], row);
@@ -101,9 +96,11 @@ __global__ void __launch_bounds__(kWarps * 32) attention_prefill(PK_ATTENTION_PA
     for (int j = 0; j < kDim / 8; ++j) acc[i][j][0] = acc[i][j][1] = acc[i][j][2] = acc[i][j][3] = 0.f;
   }
 
+  zero_padding<T, kDim, kThreads>(smem.k[0], 2 * kKeys, tid, p.d);
+  zero_padding<T, kDim, kThreads>(smem.v[0], 2 * kKeys, tid, p.d);
   publish(0, look_up(begin));
   __syncthreads();
-  load_tile(0);
+  if (begin < end) load_tile(0);
   KeyRow next = look_up(begin + kKeys);
   int stage = 0;
   for (int key0 = begin; key0 < end; key0 += kKeys, stage ^= 1) {
@@ -197,7 +194,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_prefill(PK_ATTENTION_PA
     }
   }
   cp_async_wait<0>();  // a block without keys still has q's copy in flight
-  __syncthreads();
+  const float poison = __syncthreads_or(bad_page) ? NAN : 0.f;
   grid_launch_dependents();
 
   // The output goes through the warp's own rows of q, so that it leaves in 16-byte pieces.
@@ -206,7 +203,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_prefill(PK_ATTENTION_PA
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = (warp * kRowTiles + i) * 16 + h * 8 + lane / 4;
-      const float sum = warp_sum<4>(l[i][h]);
+      const float sum = warp_sum<4>(l[i][h]) + poison;
       const float share = inverse(sum);
 #pragma unroll
       for (int j = 0; j < kDim / 8; ++j) {
