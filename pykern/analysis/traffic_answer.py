@@ -36,15 +36,20 @@ def split_batch(text: str | None) -> tuple[str | None, str | None]:
     return None, text
 
 
-def bandwidth(gpu: str | None, gbps: float | None) -> tuple[float, str]:
+def bandwidth(gpu: str | None, gbps: float | None, measured: bool = False) -> tuple[float, str]:
     """GB/s and where the figure is from: given, measured where a chip has a measured roof, or its datasheet."""
-    from pykern.analysis.roofline_gpus import find_gpu
+    from pykern.analysis.roofline_gpus import find_gpu, gpus
 
     if gbps is not None:
         require(0 < gbps <= 1e9, "--gbps", gbps, "a positive number of GB/s")
         return gbps, "given"
     chip = find_gpu(gpu or "h200")
-    return chip.dram_gbps, f"{chip.name} datasheet"
+    if not measured:
+        return chip.dram_gbps, f"{chip.name} datasheet"
+    have = [g.name for g in gpus() if g.measured]
+    if chip.measured is None:
+        raise ArgumentError("--measured", chip.name, f"{', '.join(have)}, or --gbps with your own figure")
+    return chip.measured["gbps"], f"{chip.name}, {chip.measured['source'].split(':')[0]}"
 
 
 def peak(gpu: str | None, dtype: str) -> float | None:

@@ -18,7 +18,7 @@ from pykern.analysis.coalescing_expr import (
     parse_size,
     strided,
 )
-from pykern.analysis.coalescing_fix import Fix, fixes
+from pykern.analysis.coalescing_fix import Fix, fixes, hint
 from pykern.errors import ArgumentError, require
 
 
@@ -205,6 +205,7 @@ def command(
             "instructions": len(patterns),
             **answer.to_json(),
             "fixes": [f.to_json() for f in found],
+            "hint": hint(patterns),
         }
         if len(patterns) == 1:
             document["addrs"] = list(patterns[0].addrs)
@@ -276,7 +277,7 @@ def _show(patterns: list[Pattern], found: list[Fix]) -> None:
         out.print(f"      {fix.code}   [dim](recounted{proof})[/dim]", soft_wrap=True)
     if not found:
         out.print(
-            "  nothing to gain"
+            f"  {hint(patterns) or 'nothing to gain'}"
             if answer.actual == answer.ideal
             else "  no fix found: give --pitch, or change the layout"
         )

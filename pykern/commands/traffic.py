@@ -46,6 +46,7 @@ _DTYPES = click.Choice(["fp32", "fp16", "bf16", "fp8", "int4"])
     "--queries", type=int, default=1, show_default=True, help="Tokens a sequence (prefill: the prompt)."
 )
 @click.option("--gpu", help="Chip whose memory bandwidth counts (default h200; GB10 273, H200 4800 GB/s).")
+@click.option("--measured", is_flag=True, help="The chip's measured read bandwidth, where one is on record.")
 @click.option("--gbps", type=float, help="A bandwidth of your own, e.g. a measured 4550.")
 @click.option(
     "--launch-us",
@@ -75,7 +76,7 @@ _DTYPES = click.Choice(["fp32", "fp16", "bf16", "fp8", "int4"])
 @_cli.reporting_errors
 def command(chain: str, dtype: str, weights: str | None, group: int, batch_sizes: str | None, queries: int,
             gpu: str | None,
-            gbps: float | None, launch_us: float, share: float, cc: str, tile_rows: int, threads: int,
+            measured: bool, gbps: float | None, launch_us: float, share: float, cc: str, tile_rows: int, threads: int,
             model: str | None, list_chains: bool, as_json: bool, batch: str | None, plot: str | None,
             **sizes: int | None) -> None:  # fmt: skip
     """Memory traffic of CHAIN, a kernel a step against one kernel for all.
@@ -97,14 +98,14 @@ def command(chain: str, dtype: str, weights: str | None, group: int, batch_sizes
     require(0 < share < 1, "--share", share, "between 0 and 1")
     listed, lines = split_batch(batch)
     if lines is not None:
-        rate, _ = bandwidth(gpu, gbps)
+        rate, _ = bandwidth(gpu, gbps, measured)
         sys.exit(_cli.run_batch(lines, lambda row: batch_line(row, rate, launch_us)))
     if list_chains:
         _list(as_json)
         return
     given = {**(_model_sizes(model) if model else {}), **{k: v for k, v in sizes.items() if v is not None}}
     made = find_chain(chain, given, dtype=dtype, weight_dtype=weights or "", queries=queries, group=group)
-    rate, where = bandwidth(gpu, gbps)
+    rate, where = bandwidth(gpu, gbps, measured)
     document = answer(made, parse_batches(listed or batch_sizes or DEFAULT_BATCHES), rate, where,
                       tflops=peak(gpu, made.dtype), share=share, launch_us=launch_us, cc=cc,
                       tile_rows=tile_rows, threads=threads)  # fmt: skip

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pykern.analysis import banks
 from pykern.analysis.coalescing import Pattern, batch_line, cost, global_cost, sectors, shared_cost, total
 from pykern.analysis.coalescing_expr import Expression, from_expression, parse_addrs, parse_lanes, strided
-from pykern.analysis.coalescing_fix import Swizzle, fixes, swizzles
+from pykern.analysis.coalescing_fix import Swizzle, fixes, hint, swizzles
 from pykern.analysis.coalescing_plot import bank_grid, grid, sector_grid
 from pykern.analysis.coalescing_table import rank, read_table
 from pykern.commands.coalescing import command
@@ -175,6 +175,17 @@ def test_companions_are_respected() -> None:
 def test_global_fixes(width: int, stride: int, offset: int, kind: str, after: int) -> None:
     found = {f.kind: f for f in fixes([strided("global", "load", width, stride, offset)])}
     assert found[kind].after == after
+
+
+def test_hint_is_for_narrow_full_unit_stride_only() -> None:
+    assert "1/4 of the instructions" in hint([strided("global", "load", 4, 4)])
+    quiet = [
+        strided("global", "load", 16, 16),
+        strided("global", "load", 4, 8),
+        strided("global", "load", 4, 4, 4),
+    ]
+    quiet += [strided("global", "load", 4, 4, 0, frozenset({0})), strided("global", "load", 4, 0)]
+    assert [hint([p]) for p in quiet] == [""] * 5
 
 
 # --- patterns as text

@@ -290,6 +290,8 @@ def test_program_json() -> None:
     assert answer["tflops"] is None and "unfused_roofed_us" not in answer["batches"][0], (
         "no dense bf16 peak is on record"
     )
+    timed = json.loads(run("mlp", "--measured", "--json")[1])
+    assert timed["gbps"] == 4550 and "measured on one H200" in timed["gbps_source"]
     h200 = json.loads(run("mlp", "--batch", "4096", "--json")[1])["batches"][0]
     assert "arithmetic takes longer" in h200["verdict"] and h200["fused_roofed_us"] > h200["fused_us"]
 
@@ -323,6 +325,7 @@ def test_program_batch_file() -> None:
         ["mlp", "--batch", "0"],
         ["mlp", "--gbps", "0"],
         ["mlp", "--gbps", "nan"],
+        ["mlp", "--measured", "--gpu", "gb10"],
         ["mlp", "--gpu", "nope"],
         ["mlp", "--share", "1"],
         ["mlp", "--cc", "5.5"],
