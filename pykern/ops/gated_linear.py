@@ -14,7 +14,7 @@ from pykern.ops.linear import (
     check_sizes,
     copy_width,
     draw_sizes,
-    make,
+    make_tamed,
     plan_gemm,
     shapes_of_every_variant,
     weight_rows,
@@ -67,6 +67,10 @@ def draw(draw: Any) -> Case:
         "w_up": draw(tensor_spec(dtype, (n, k), fills=("normal",))),
         "activation": draw.one_of(("relu", "gelu", "gelu_tanh", "silu")),
     }
+
+
+def make(case: Case, rng: Any) -> dict[str, Any]:
+    return {"activation": "silu", **make_tamed(case, rng)}
 
 
 def nbytes(p: Problem) -> int:
