@@ -21,7 +21,9 @@ class BuildWithSources(build_py):
             return
         source = Path(__file__).resolve().parent / "cuda_src"
         target = Path(self.build_lib) / "pykern" / "cuda_src"
-        shutil.rmtree(target, ignore_errors=True)  # a file deleted from the checkout must not live on in the wheel
+        shutil.rmtree(
+            target, ignore_errors=True
+        )  # a file deleted from the checkout must not live on in the wheel
         for path in sorted(source.rglob("*")):
             if path.is_file() and path.suffix in SUFFIXES:
                 copy = target / path.relative_to(source)

@@ -148,7 +148,9 @@ def make_venv(base):
     if os.path.exists(venv_python()) and version_of(venv_python()):
         return
     shutil.rmtree(VENV, ignore_errors=True)
-    has_ensurepip = subprocess.run([base, "-c", "import ensurepip"], stderr=subprocess.DEVNULL).returncode == 0
+    has_ensurepip = (
+        subprocess.run([base, "-c", "import ensurepip"], stderr=subprocess.DEVNULL).returncode == 0
+    )
     try:
         run([base, "-m", "venv"] + ([] if has_ensurepip else ["--without-pip"]) + [VENV])
     except subprocess.CalledProcessError as error:
@@ -158,10 +160,18 @@ def make_venv(base):
 
 def pip_for(python, base):
     """The command that installs into ``python``: its own pip, else the base Python's, pointed at it."""
-    if subprocess.run([python, "-m", "pip", "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0:
+    if (
+        subprocess.run(
+            [python, "-m", "pip", "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ).returncode
+        == 0
+    ):
         return [python, "-m", "pip"]
     outer = [base, "-m", "pip", "--python", python]  # pip >= 22.3
-    if subprocess.run(outer + ["--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0:
+    if (
+        subprocess.run(outer + ["--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+        == 0
+    ):
         return outer
     raise SetupError(
         "%s has neither ensurepip nor a pip of 22.3 or later, so nothing can be installed.\n"

@@ -16,7 +16,23 @@ PACKAGE = ROOT / "pykern"
 LAYERS = ["leaves", "jit", "op", "ops", "graphs", "models", "top"]
 LEAVES = {"__init__", "errors", "schema", "plan", "numerics"}
 MAX_LINES = 750  # one reading; the aim is 400
-TEXT = {".py", ".cuh", ".h", ".cpp", ".md", ".toml", ".json", ".sh", ".html", ".css", ".js", ".yml", ".cfg", ".in", ""}
+TEXT = {
+    ".py",
+    ".cuh",
+    ".h",
+    ".cpp",
+    ".md",
+    ".toml",
+    ".json",
+    ".sh",
+    ".html",
+    ".css",
+    ".js",
+    ".yml",
+    ".cfg",
+    ".in",
+    "",
+}
 
 
 def tracked() -> list[Path]:
@@ -120,7 +136,9 @@ def test_the_import_rule_catches() -> None:
     assert import_errors("pykern.analysis.roofline", "from pykern import jit")
     assert import_errors("pykern.ops.x", "from pykern.graphs import GraphPool")
     assert import_errors("pykern.models.llama", "from pykern.commands.generate import command")
-    assert not import_errors("pykern.models.llama", "from pykern.models.cache import Batch\nimport pykern.plan")
+    assert not import_errors(
+        "pykern.models.llama", "from pykern.models.cache import Batch\nimport pykern.plan"
+    )
     assert not import_errors("pykern.plan", "if TYPE_CHECKING:\n    from pykern import op")
 
 
@@ -148,7 +166,8 @@ def test_every_package_folder_is_a_package() -> None:
 # --- Device code ---------------------------------------------------------------------------------------------
 
 # What tells the compilers apart. core/gpu/ is only reached through target.cuh, and may ask which GPU it is for.
-BACKEND_TEST = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\b(__CUDACC__|__CUDA_ARCH__|__NVCC__|PK_HOST|PK_GPU|PK_CUDA)\b", re.M)
+_MACROS = "__CUDACC__|__CUDA_ARCH__|__NVCC__|PK_HOST|PK_GPU|PK_CUDA"
+BACKEND_TEST = re.compile(rf"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\b({_MACROS})\b", re.MULTILINE)
 
 
 def test_only_target_knows_the_backend() -> None:
@@ -169,14 +188,22 @@ def test_ops_include_core_only() -> None:
             found = re.match(r'\s*#\s*include\s*(["<])([^">]+)', line)
             if found:
                 kind, name = found.groups()
-                standard = kind == "<" and name in ("cstdint", "cstddef", "type_traits", "limits", "cmath", "utility")
+                standard = kind == "<" and name in (
+                    "cstdint",
+                    "cstddef",
+                    "type_traits",
+                    "limits",
+                    "cmath",
+                    "utility",
+                )
                 assert standard or name.startswith(("core/", "ops/")), f"{path.name}: {line.strip()}"
 
 
 def test_device_code_never_sees_torch() -> None:
     for path in (ROOT / "cuda_src").rglob("*"):
         if path.suffix in (".cuh", ".cu", ".h", ".hpp", ".cpp"):
-            assert not re.search(r"#\s*include\s*[<\"](torch|ATen|c10|Python\.h)", path.read_text(encoding="utf-8")), path
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"#\s*include\s*[<\"](torch|ATen|c10|Python\.h)", text), path
 
 
 # --- Files ---------------------------------------------------------------------------------------------------
@@ -195,7 +222,11 @@ def test_an_op_is_three_files(path: Path) -> None:
     assert op.name == path.stem
     assert (ROOT / "cuda_src" / op.source).is_file(), op.source
     tests = [p for p in (ROOT / "tests" / "ops").glob("test_*.py")]
-    named = [p for p in tests if re.search(rf"\b{path.stem}\b", p.stem.removeprefix("test_") + "\n" + p.read_text())]
+    named = [
+        p
+        for p in tests
+        if re.search(rf"\b{path.stem}\b", p.stem.removeprefix("test_") + "\n" + p.read_text())
+    ]
     assert named, f"no file in tests/ops tests {path.stem}"
 
 
@@ -217,7 +248,14 @@ def test_lines_are_short() -> None:
 
 
 # Absolute paths of one machine, and words that have no place in what people read.
-_PARTS = ("/wo" + "rk/", "/ho" + "me/", "/Us" + "ers/", "sha" + "red/", "hel" + "per session", "this se" + "ssion")
+_PARTS = (
+    "/wo" + "rk/",
+    "/ho" + "me/",
+    "/Us" + "ers/",
+    "sha" + "red/",
+    "hel" + "per session",
+    "this se" + "ssion",
+)
 _UNFINISHED = ("TO" + "DO", "FIX" + "ME", "XX" + "X:")
 
 
@@ -249,7 +287,11 @@ def test_versions_agree() -> None:
 
 def test_licence_is_apache_2() -> None:
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
-    assert "Apache License" in text and "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
+    assert (
+        "Apache License" in text
+        and "Version 2.0, January 2004" in text
+        and "END OF TERMS AND CONDITIONS" in text
+    )
 
 
 def test_every_command_can_say_what_it_does() -> None:

@@ -40,7 +40,9 @@ def test_the_oldest_python_is_the_same_everywhere(bootstrap: Any) -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'requires-python = ">={}.{}"'.format(*bootstrap.OLDEST) in text
     assert 'target-version = "py{}{}"'.format(*bootstrap.OLDEST) in text
-    assert bootstrap.TORCH_GPU == "torch>={}.{}".format(*bootstrap.TORCH_OLDEST) and bootstrap.TORCH_GPU in text
+    assert (
+        bootstrap.TORCH_GPU == "torch>={}.{}".format(*bootstrap.TORCH_OLDEST) and bootstrap.TORCH_GPU in text
+    )
 
 
 def test_versions(bootstrap: Any) -> None:
@@ -58,7 +60,9 @@ def test_an_active_python_with_torch_is_used(bootstrap: Any, monkeypatch: pytest
         assert bootstrap.choose() == (bootstrap.venv_python(), False)
 
 
-def installs(bootstrap: Any, monkeypatch: pytest.MonkeyPatch, torch: list[str | None], gpu: bool) -> list[str]:
+def installs(
+    bootstrap: Any, monkeypatch: pytest.MonkeyPatch, torch: list[str | None], gpu: bool
+) -> list[str]:
     """The pip calls of a fresh set-up; ``torch``: what is there, before and after the first."""
     calls: list[str] = []
     versions = iter(torch)
@@ -92,7 +96,9 @@ def test_torch_that_fits_is_left_alone(bootstrap: Any, monkeypatch: pytest.Monke
     assert len(installs(bootstrap, monkeypatch, ["2.11.0", "2.13.0"], gpu=False)) == 3
 
 
-def test_no_way_to_install_is_said_clearly(bootstrap: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_way_to_install_is_said_clearly(
+    bootstrap: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A base Python with neither ensurepip nor pip: Debian without python3-venv and python3-pip."""
     for name in ("ensurepip", "pip"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('split off')")
@@ -102,7 +108,9 @@ def test_no_way_to_install_is_said_clearly(bootstrap: Any, monkeypatch: pytest.M
     (copy / "bootstrap.py").write_text((ROOT / "scripts" / "bootstrap.py").read_text())
     (copy.parent / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     base = getattr(sys, "_base_executable", sys.executable)
-    done = subprocess.run([base, "-S", str(copy / "bootstrap.py")], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [base, "-S", str(copy / "bootstrap.py")], env=env, capture_output=True, text=True, timeout=120
+    )
     if "ready:" in done.stderr:
         pytest.skip("the base Python has torch")
     assert done.returncode == 2, done.stderr
@@ -112,10 +120,29 @@ def test_no_way_to_install_is_said_clearly(bootstrap: Any, monkeypatch: pytest.M
 def test_a_wheel_holds_the_sources(tmp_path: Path) -> None:
     """And the package's data: whatever the checkout has of both."""
     pytest.importorskip("setuptools", minversion="77")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
     env = dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1")
     source = tmp_path / "source"
-    ignore = (".git", ".venv", "build", "dist", "tests", "__pycache__", ".mypy_cache", ".ruff_cache", ".hypothesis")
+    ignore = (
+        ".git",
+        ".venv",
+        "build",
+        "dist",
+        "tests",
+        "__pycache__",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".hypothesis",
+    )
     import shutil
 
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*ignore))

@@ -16,18 +16,30 @@ DTYPES = ["float32", "float16", "bfloat16"]
 @click.option("--prompt", required=True, help="The text to go on from; with --chat, the user's message.")
 @click.option("--max-tokens", type=click.IntRange(min=0), default=64, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of activations and cache.")
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default="float32",
+    show_default=True,
+    help="Of activations and cache.",
+)
 @click.option("--dequantize", is_flag=True, help="Expand quantised weights to --dtype at loading.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: the likeliest token.")
 @click.option("--top-k", type=int, default=0, help="Only the k likeliest tokens; 0: off.")
 @click.option("--top-p", type=float, default=1.0, help="Only the likeliest tokens that make up p; 1: off.")
-@click.option("--min-p", type=float, default=0.0, help="Only tokens of p times the likeliest's probability; 0: off.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler; the same seed, the same text.")
+@click.option(
+    "--min-p", type=float, default=0.0, help="Only tokens of p times the likeliest's probability; 0: off."
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of the sampler; the same seed, the same text."
+)
 @click.option("--chunk", type=click.IntRange(min=0), default=0, help="Prompt tokens a pass; 0: all at once.")
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
 @click.option("--system", default=None, help="With --chat: the system message.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-text token.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else, on standard output.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else, on standard output."
+)
 def command(model: str, prompt: str, as_json: bool, **options: Any) -> None:
     """Generate text with MODEL: a .gguf file, a .safetensors file or its folder, or the name "smollm2".
 
@@ -102,7 +114,12 @@ def print_table(result: Any) -> None:
     for name in ("op", "launches", "bytes moved", "time", "share", "backend"):
         table.add_column(name, justify="left" if name in ("op", "backend") else "right")
     for row in result.ops:
-        cells = [f"{row['launches']:,}", human(row["bytes"]), f"{row['seconds'] * 1e3:,.1f} ms", f"{row['share']:.1%}"]
+        cells = [
+            f"{row['launches']:,}",
+            human(row["bytes"]),
+            f"{row['seconds'] * 1e3:,.1f} ms",
+            f"{row['share']:.1%}",
+        ]
         table.add_row(row["op"], *cells, row["backend"])
     width = 100 if not sys.stdout.isatty() else None
     console = Console(width=width)

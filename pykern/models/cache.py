@@ -9,7 +9,9 @@ import torch
 from pykern.errors import ArgumentError
 from pykern.models.config import LlamaConfig
 
-PAGE_SIZE = 16  # tokens; small enough that short sequences waste little, large enough for whole cache lines per head
+PAGE_SIZE = (
+    16  # tokens; small enough that short sequences waste little, large enough for whole cache lines per head
+)
 
 
 @dataclass
@@ -46,7 +48,9 @@ class PagedCache:
         longest = min(tokens, config.context) if longest is None else longest
         if page_size < 1 or tokens < 1 or not 1 <= longest <= config.context:
             raise ArgumentError(
-                "tokens, longest, page_size", (tokens, longest, page_size), f"1 and up; longest up to {config.context}"
+                "tokens, longest, page_size",
+                (tokens, longest, page_size),
+                f"1 and up; longest up to {config.context}",
             )
         self.page_size, self.longest = page_size, longest
         self.width = -(-longest // page_size)
@@ -63,7 +67,9 @@ class PagedCache:
             raise ArgumentError("sequence length", tokens, f"at most {self.longest}, the cache's longest")
         wanted = -(-tokens // self.page_size) - len(sequence.pages)
         if wanted > len(self.free):
-            raise ArgumentError("free cache pages", len(self.free), f"{wanted} are needed; release finished sequences")
+            raise ArgumentError(
+                "free cache pages", len(self.free), f"{wanted} are needed; release finished sequences"
+            )
         for _ in range(wanted):
             sequence.pages.append(self.free.pop())
 
@@ -117,7 +123,9 @@ class Batch:
             pages = torch.tensor(sequence.pages, dtype=torch.int64)
             batch.ids[rows] = torch.tensor(sequence.ids[start : start + n])
             batch.positions[rows] = positions
-            batch.slots[rows] = pages[positions // cache.page_size] * cache.page_size + positions % cache.page_size
+            batch.slots[rows] = (
+                pages[positions // cache.page_size] * cache.page_size + positions % cache.page_size
+            )
             batch.page_table[i, : len(pages)] = pages
             batch.kv_lens[i] = start + n
             row += n
@@ -153,7 +161,14 @@ class Batch:
         cu_q, kv_lens, table = (take(n, 1) for n in (sequences + 1, sequences, sequences * width))
         decoding = tokens == sequences
         return Batch(
-            ids, positions, slots, None if decoding else last, cu_q, kv_lens, table.view(sequences, width), packed
+            ids,
+            positions,
+            slots,
+            None if decoding else last,
+            cu_q,
+            kv_lens,
+            table.view(sequences, width),
+            packed,
         )
 
 

@@ -70,7 +70,9 @@ class LlamaConfig:
             if not 1 <= value <= MAX_SIZE:
                 raise ModelError(f"{where}: {name}: got {value}, allowed: 1..{MAX_SIZE}")
         if self.q_heads % self.kv_heads:
-            raise ModelError(f"{where}: {self.q_heads} query heads is no multiple of {self.kv_heads} key/value heads")
+            raise ModelError(
+                f"{where}: {self.q_heads} query heads is no multiple of {self.kv_heads} key/value heads"
+            )
         if self.head_dim % 2:
             raise ModelError(f"{where}: head_dim: got {self.head_dim}, allowed: an even number")
         if not 0.0 < self.norm_eps < 1.0:
@@ -92,10 +94,12 @@ def config_from_gguf(file: GGUFFile) -> LlamaConfig:
     if file.get(f"{arch}.expert_count", int, 0):
         raise ModelError(f"{where}: mixture of experts ({arch}.expert_count) is not supported")
     if file.get(f"{arch}.attention.sliding_window", int, 0):
-        raise ModelError(f"{where}: sliding-window attention ({arch}.attention.sliding_window) is not supported")
+        raise ModelError(
+            f"{where}: sliding-window attention ({arch}.attention.sliding_window) is not supported"
+        )
     heads = file.get(f"{arch}.attention.head_count", int)
     hidden = file.get(f"{arch}.embedding_length", int)
-    if heads < 1 or hidden % heads and f"{arch}.attention.key_length" not in file.metadata:
+    if heads < 1 or (hidden % heads and f"{arch}.attention.key_length" not in file.metadata):
         raise ModelError(f"{where}: {arch}.attention.head_count: got {heads}, allowed: a divisor of {hidden}")
     head_dim = file.get(f"{arch}.attention.key_length", int, hidden // heads)
     if file.get(f"{arch}.attention.value_length", int, head_dim) != head_dim:
@@ -132,7 +136,9 @@ def _gguf_scaling(file: GGUFFile, arch: str) -> RopeScaling | None:
     if kind not in ("none", "linear"):
         raise ModelError(f"{file.path.name}: {arch}.rope.scaling.type: got {kind!r}, allowed: none, linear")
     if not (math.isfinite(factor) and factor > 0):
-        raise ModelError(f"{file.path.name}: {arch}.rope.scaling.factor: got {factor}, allowed: a number above 0")
+        raise ModelError(
+            f"{file.path.name}: {arch}.rope.scaling.factor: got {factor}, allowed: a number above 0"
+        )
     return RopeScaling(factor) if factor != 1.0 and kind == "linear" else None
 
 
@@ -151,20 +157,26 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any], whe
 
     archs = get("architectures", list)
     if len(archs) != 1 or archs[0] not in HF_ARCHITECTURES:
-        raise ModelError(f"{where}: architectures: got {archs}, allowed: one of {', '.join(HF_ARCHITECTURES)}")
+        raise ModelError(
+            f"{where}: architectures: got {archs}, allowed: one of {', '.join(HF_ARCHITECTURES)}"
+        )
     qwen = archs[0] == "Qwen2ForCausalLM"
     act = get("hidden_act", str, "silu")
     if act != "silu":
         raise ModelError(f"{where}: hidden_act: got {act!r}, allowed: silu")
     if config.get("quantization_config"):
         method = dict(config["quantization_config"]).get("quant_method", "unnamed")
-        raise ModelError(f"{where}: quantization_config ({method}) is not supported for safetensors; use a GGUF file")
+        raise ModelError(
+            f"{where}: quantization_config ({method}) is not supported for safetensors; use a GGUF file"
+        )
     if config.get("sliding_window") and config.get("use_sliding_window", not qwen):
         raise ModelError(f"{where}: sliding_window: got {config['sliding_window']}, allowed: null")
     if config.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelError(f"{where}: partial_rotary_factor: got {config['partial_rotary_factor']}, allowed: 1.0")
+        raise ModelError(
+            f"{where}: partial_rotary_factor: got {config['partial_rotary_factor']}, allowed: 1.0"
+        )
     heads, hidden = get("num_attention_heads", int), get("hidden_size", int)
-    if heads < 1 or hidden % heads and config.get("head_dim") is None:
+    if heads < 1 or (hidden % heads and config.get("head_dim") is None):
         raise ModelError(f"{where}: num_attention_heads: got {heads}, allowed: a divisor of {hidden}")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}  # transformers 5 and before
     stop = generation.get("eos_token_id", config.get("eos_token_id"))
@@ -203,10 +215,17 @@ def _hf_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling | None:
     }
     if kind not in keys:
         raise ModelError(f"{where}: RoPE scaling: got {kind!r}, allowed: {', '.join(keys)}")
-    values = [rope.get(key) for key in keys[kind]]
+    values: list[Any] = [rope.get(key) for key in keys[kind]]
     for key, value in zip(keys[kind], values, strict=True):
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        if (
+            not isinstance(value, (int, float))
+            or isinstance(value, bool)
+            or not math.isfinite(value)
+            or value <= 0
+        ):
             raise ModelError(f"{where}: RoPE scaling: {key}: got {value!r}, allowed: a number above 0")
     if kind == "llama3" and values[1] >= values[2]:
-        raise ModelError(f"{where}: low_freq_factor: got {values[1]}, allowed: below high_freq_factor {values[2]}")
+        raise ModelError(
+            f"{where}: low_freq_factor: got {values[1]}, allowed: below high_freq_factor {values[2]}"
+        )
     return RopeScaling(*values) if kind != "default" else None

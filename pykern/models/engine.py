@@ -83,10 +83,15 @@ class Engine:
     def prefill(self, sequences: list[Sequence], chunk: int = 0) -> torch.Tensor:
         """Logits [sequences, vocab] after all pending ids, ``chunk`` of each sequence at a time (0: all at once)."""
         if chunk < 0 or not sequences or any(not s.pending for s in sequences):
-            raise ArgumentError("chunk, sequences", (chunk, len(sequences)), "chunk >= 0; sequences with pending ids")
+            raise ArgumentError(
+                "chunk, sequences", (chunk, len(sequences)), "chunk >= 0; sequences with pending ids"
+            )
         rows: dict[int, torch.Tensor] = {}
         while waiting := [i for i, s in enumerate(sequences) if i not in rows]:
-            work = [(sequences[i], min(chunk or len(sequences[i].pending), len(sequences[i].pending))) for i in waiting]
+            work = [
+                (sequences[i], min(chunk or len(sequences[i].pending), len(sequences[i].pending)))
+                for i in waiting
+            ]
             logits = self.step(work)
             for row, i in zip(logits, waiting, strict=True):
                 if not sequences[i].pending:
@@ -145,7 +150,9 @@ class Engine:
             logits = self.step([(sequences[i], 1) for i in active])
 
 
-def sample_rows(ops: Any, logits: torch.Tensor, sequences: list[Sequence], sampling: list[Sampling]) -> list[int]:
+def sample_rows(
+    ops: Any, logits: torch.Tensor, sequences: list[Sequence], sampling: list[Sampling]
+) -> list[int]:
     """Sampled ids: a row's random number comes from its request's seed and how long the request is, nothing else."""
 
     def column(values: list[Any], dtype: torch.dtype) -> torch.Tensor:
@@ -164,5 +171,7 @@ def sample_rows(ops: Any, logits: torch.Tensor, sequences: list[Sequence], sampl
     rows: list[int] = ids.tolist()
     for sequence, ok in zip(sequences, valid.tolist(), strict=True):
         if not ok:
-            raise ModelError(f"no token has a valid probability after {len(sequence.ids)} tokens: the logits are NaN")
+            raise ModelError(
+                f"no token has a valid probability after {len(sequence.ids)} tokens: the logits are NaN"
+            )
     return rows

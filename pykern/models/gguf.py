@@ -13,6 +13,7 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,9 @@ class GGUFFile:
         self.path = Path(path)
         size = self.path.stat().st_size
         if size < 24:
-            raise ModelError(f"{self.path.name}: got a file of {size} bytes, allowed: a GGUF header of at least 24")
+            raise ModelError(
+                f"{self.path.name}: got a file of {size} bytes, allowed: a GGUF header of at least 24"
+            )
         with self.path.open("rb") as file:
             # Copy-on-write: torch wants writable memory, and the file must stay as it is.
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -94,7 +97,9 @@ class GGUFFile:
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             names = " or ".join(k.__name__ for k in kinds)
-            raise ModelError(f"{self.path.name}: {key}: got {_short(value)} ({type(value).__name__}), allowed: {names}")
+            raise ModelError(
+                f"{self.path.name}: {key}: got {_short(value)} ({type(value).__name__}), allowed: {names}"
+            )
         return value
 
 
@@ -126,7 +131,8 @@ class _Parser:
         """A 64-bit count of things of ``least_bytes`` or more each: no more than could fit in what is left."""
         at, count = self.at, self.number("Q", what)
         if count * least_bytes > self.size - self.at:
-            raise self.fail(f"{what}: got {count}, but only {self.size - self.at} bytes are left", at)
+            left = self.size - self.at
+            raise self.fail(f"{what}: got {count}, but only {left} bytes are left: truncated, or wrong", at)
         return count
 
     def string(self, what: str, limit: int | None = None) -> str:
@@ -150,7 +156,9 @@ class _Parser:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
             hint = "; it is big-endian" if swapped in VERSIONS else ""
             raise self.fail(f"GGUF version: got {version}, allowed: 2 or 3{hint}", 4)
-        tensor_count = self.count("tensor count", 32)  # a record has a name, a count, a dimension, a type, an offset
+        tensor_count = self.count(
+            "tensor count", 32
+        )  # a record has a name, a count, a dimension, a type, an offset
         metadata: dict[str, Any] = {}
         for _ in range(self.count("metadata count", 13)):
             at = self.at
@@ -159,9 +167,13 @@ class _Parser:
                 raise self.fail(f"metadata key {key!r} " + ("appears twice" if key else "is empty"), at)
             metadata[key] = self.value(self.number("I", f"type of {key}"), key)
         alignment = metadata.get("general.alignment", 32)
-        good = isinstance(alignment, int) and not isinstance(alignment, bool) and 8 <= alignment <= MAX_ALIGNMENT
+        good = (
+            isinstance(alignment, int) and not isinstance(alignment, bool) and 8 <= alignment <= MAX_ALIGNMENT
+        )
         if not good or alignment & (alignment - 1):
-            raise self.fail(f"general.alignment: got {_short(alignment)}, allowed: a power of two, 8..{MAX_ALIGNMENT}")
+            raise self.fail(
+                f"general.alignment: got {_short(alignment)}, allowed: a power of two, 8..{MAX_ALIGNMENT}"
+            )
         records = [self.record() for _ in range(tensor_count)]
         return metadata, self.place(records, alignment)
 
@@ -180,7 +192,9 @@ class _Parser:
             if item == STRING:
                 what = f"an item of {key}"
                 return [self.string(what) for _ in range(self.count(f"length of {key}", 8))]
-            raise self.fail(f"item type of {key}: got {item}, allowed: a scalar or a string (nested arrays are not)")
+            raise self.fail(
+                f"item type of {key}: got {item}, allowed: a scalar or a string (nested arrays are not)"
+            )
         raise self.fail(f"type of {key}: got {kind}, allowed: 0..12", self.at - 4)
 
     def record(self) -> tuple[str, tuple[int, ...], BlockType, int, int]:
@@ -209,7 +223,9 @@ class _Parser:
             )
         return name, tuple(reversed(dims)), kind, self.number("Q", f"offset of {name}"), at
 
-    def place(self, records: list[tuple[str, tuple[int, ...], BlockType, int, int]], alignment: int) -> dict[str, Any]:
+    def place(
+        self, records: list[tuple[str, tuple[int, ...], BlockType, int, int]], alignment: int
+    ) -> dict[str, Any]:
         """Absolute positions of the tensors, which must lie within the file and apart from each other."""
         base = -(-self.at // alignment) * alignment
         tensors: dict[str, TensorEntry] = {}
@@ -227,7 +243,7 @@ class _Parser:
                 )
             tensors[name] = TensorEntry(name, kind, shape, base + offset, nbytes)
         ordered = sorted(tensors.values(), key=lambda t: t.start)
-        for before, after in zip(ordered, ordered[1:], strict=False):
+        for before, after in pairwise(ordered):
             if before.start + before.nbytes > after.start:
                 raise self.fail(f"tensors {before.name} and {after.name} overlap", after.start)
         return tensors

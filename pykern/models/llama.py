@@ -42,7 +42,13 @@ class Llama:
         return self.project(ops.rms_norm(x, w.norm, eps), w.head)
 
     def attend(
-        self, layer: Layer, h: torch.Tensor, x: torch.Tensor, batch: Batch, k_cache: torch.Tensor, v_cache: torch.Tensor
+        self,
+        layer: Layer,
+        h: torch.Tensor,
+        x: torch.Tensor,
+        batch: Batch,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
     ) -> torch.Tensor:
         """x + Wo attention(rope(Wq h), rope(Wk h), Wv h) over the cache, this pass's tokens included.  [T, H]"""
         c = self.config
@@ -51,7 +57,13 @@ class Llama:
         q, k, v = heads.split([c.q_heads, c.kv_heads, c.kv_heads], dim=1)
         q = self.ops.rope_append_kv(q, k, v, batch.positions, self.cos_sin, k_cache, v_cache, batch.slots)
         o = self.ops.attention(
-            q, k_cache, v_cache, cu_q=batch.cu_q, kv_lens=batch.kv_lens, page_table=batch.page_table, causal=True
+            q,
+            k_cache,
+            v_cache,
+            cu_q=batch.cu_q,
+            kv_lens=batch.kv_lens,
+            page_table=batch.page_table,
+            causal=True,
         )
         return self.project(o.view(len(o), c.q_size), layer.o, layer.o_bias, residual=x)
 

@@ -17,7 +17,8 @@ from pykern.schema import Scalar
 
 # The ops the decoder calls (llama.py, engine.py).
 OPS = (
-    "embedding", "rms_norm", "linear", "quant_linear", "rope_append_kv", "attention", "silu_and_mul", "argmax", "sample",
+    "embedding", "rms_norm", "linear", "quant_linear", "rope_append_kv", "attention", "silu_and_mul",
+    "argmax", "sample",
 )  # fmt: skip
 
 
@@ -41,7 +42,9 @@ class Meter:
         self.kernels: dict[str, str] = {}  # kernel function name -> op
         self.plans: dict[Any, tuple[int, int]] = {}
         self.variants: dict[tuple[str, str], None] = {}  # (source, kernel) of every launch, in order of use
-        self.kv_tokens = 0  # cached tokens that this pass attends to, set by the engine: lengths live on the device
+        self.kv_tokens = (
+            0  # cached tokens that this pass attends to, set by the engine: lengths live on the device
+        )
         self.on = True
         there = registry.names()
         found = {name: registry.get(name) for name in names if name in there}

@@ -111,7 +111,13 @@ def pick_device(device: str) -> str:
 
 
 def make_engine(
-    config: LlamaConfig, weights: Weights, ops: Ops, *, tokens: int, longest: int | None = None, graphs: bool = False
+    config: LlamaConfig,
+    weights: Weights,
+    ops: Ops,
+    *,
+    tokens: int,
+    longest: int | None = None,
+    graphs: bool = False,
 ) -> Engine:
     """An engine over prepared ``weights`` with room for ``tokens`` tokens, ``longest`` a sequence."""
     norm = weights.norm
@@ -150,13 +156,16 @@ def run(
         raise ArgumentError("--prompt", repr(prompt), "at least one token")
     total = len(prompt_ids) + max_tokens
     if total > config.context:
-        raise ArgumentError("--max-tokens", max_tokens, f"up to {config.context - len(prompt_ids)} after this prompt")
+        raise ArgumentError(
+            "--max-tokens", max_tokens, f"up to {config.context - len(prompt_ids)} after this prompt"
+        )
     progress("preparing weights", 0, 0)
     weights = prepare(stored, getattr(torch, dtype), device, dequantize)
     meter = Meter(device)
     engine = make_engine(config, weights, meter.ops, tokens=total, graphs=device == "cuda")
     engine.on_pass = meter.note_pass
-    warm_up(engine, meter, len(prompt_ids), sampling, chunk, progress)
+    if max_tokens:
+        warm_up(engine, meter, len(prompt_ids), sampling, chunk, progress)
 
     sequence = Sequence(list(prompt_ids))
     stream = text.stream(prompt_ids)
@@ -196,7 +205,9 @@ def _rate(count: int, seconds: float) -> float | None:
     return count / seconds if count and seconds > 0 else None
 
 
-def warm_up(engine: Engine, meter: Meter, prompt: int, sampling: Sampling, chunk: int, progress: Progress) -> None:
+def warm_up(
+    engine: Engine, meter: Meter, prompt: int, sampling: Sampling, chunk: int, progress: Progress
+) -> None:
     """Compile what the run needs, so that neither its text nor its timing waits for compilers.
 
     A one-layer copy of the model is traced without data to learn which kernels that is; they are built side by side;
@@ -213,7 +224,7 @@ def warm_up(engine: Engine, meter: Meter, prompt: int, sampling: Sampling, chunk
     step = min(chunk or prompt, prompt)
     compile_ahead(trial, meter, sorted({step, prompt % step or step, 1}), progress)
     progress("trying the kernels", 0, 0)
-    trial.generate([Sequence([0] * prompt)], 2, sampling, chunk=chunk)
+    trial.generate([Sequence([0] * prompt)], min(2, longest - prompt), sampling, chunk=chunk)
     meter.reset()
     engine.clock = Clock()
 

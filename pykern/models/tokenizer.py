@@ -64,7 +64,9 @@ class TextModel:
         if self.bos is not None and ids[:1] != [self.bos]:
             ids = [self.bos, *ids]
         if any(i >= self.vocab for i in ids):
-            raise ModelError(f"prompt: got token {max(ids)}, allowed: below the model's vocabulary of {self.vocab}")
+            raise ModelError(
+                f"prompt: got token {max(ids)}, allowed: below the model's vocabulary of {self.vocab}"
+            )
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -147,7 +149,9 @@ def tokenizer_from_gguf(file: GGUFFile, vocab: int) -> TextModel:
         raise ModelError(f"{where}: tokenizer.ggml.model: got {kind!r}, allowed: {', '.join(builders)}")
     tokens = file.get("tokenizer.ggml.tokens", list)
     if not all(isinstance(t, str) for t in tokens) or not 1 <= len(tokens) <= vocab:
-        raise ModelError(f"{where}: tokenizer.ggml.tokens: got {len(tokens)} items, allowed: 1..{vocab} strings")
+        raise ModelError(
+            f"{where}: tokenizer.ggml.tokens: got {len(tokens)} items, allowed: 1..{vocab} strings"
+        )
     ids = {token: i for i, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         seen: set[str] = set()
@@ -155,7 +159,9 @@ def tokenizer_from_gguf(file: GGUFFile, vocab: int) -> TextModel:
         raise ModelError(f"{where}: tokenizer.ggml.tokens: {twice!r} appears twice")
     types = file.get("tokenizer.ggml.token_type", list, [1] * len(tokens))
     if len(types) != len(tokens):
-        raise ModelError(f"{where}: tokenizer.ggml.token_type: got {len(types)} items, allowed: {len(tokens)}")
+        raise ModelError(
+            f"{where}: tokenizer.ggml.token_type: got {len(types)} items, allowed: {len(tokens)}"
+        )
     try:
         tokenizer = builders[kind](file, tokens, ids)
     except ModelError:
@@ -170,7 +176,9 @@ def tokenizer_from_gguf(file: GGUFFile, vocab: int) -> TextModel:
     def token_id(name: str) -> int | None:
         value = file.get(f"tokenizer.ggml.{name}_token_id", int, None)
         if value is not None and not 0 <= value < len(tokens):
-            raise ModelError(f"{where}: tokenizer.ggml.{name}_token_id: got {value}, allowed: 0..{len(tokens) - 1}")
+            raise ModelError(
+                f"{where}: tokenizer.ggml.{name}_token_id: got {value}, allowed: 0..{len(tokens) - 1}"
+            )
         return value
 
     bos, eos = token_id("bos"), token_id("eos")
@@ -179,7 +187,9 @@ def tokenizer_from_gguf(file: GGUFFile, vocab: int) -> TextModel:
         raise ModelError(f"{where}: tokenizer.ggml.add_bos_token is set, but there is no bos_token_id")
     specials = {f"{n}_token": tokens[i] for n, i in (("bos", bos), ("eos", eos)) if i is not None}
     template = file.get("tokenizer.chat_template", str, None)
-    return TextModel(tokenizer, bos=bos if adds_bos else None, template=template, specials=specials, vocab=vocab)
+    return TextModel(
+        tokenizer, bos=bos if adds_bos else None, template=template, specials=specials, vocab=vocab
+    )
 
 
 def _adds_bos_by_default(file: GGUFFile, kind: str) -> bool:
@@ -197,7 +207,8 @@ def _byte_pairs(file: GGUFFile, tokens: list[str], ids: dict[str, int]) -> Token
     for n, line in enumerate(file.get("tokenizer.ggml.merges", list)):
         pair = tuple(line.split(" ")) if isinstance(line, str) else ()
         if len(pair) != 2 or pair[0] not in ids or pair[1] not in ids or pair[0] + pair[1] not in ids:
-            raise ModelError(f"{where}: tokenizer.ggml.merges[{n}]: got {line!r}, allowed: two tokens that form a third")
+            place = f"{where}: tokenizer.ggml.merges[{n}]"
+            raise ModelError(f"{place}: got {line!r}, allowed: two tokens that form a third")
         merges.append(pair)
     # Llama 3's vocabulary holds whole words that no sequence of merges reaches.
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=pre == "llama-bpe"))
@@ -208,9 +219,12 @@ def _byte_pairs(file: GGUFFile, tokens: list[str], ids: dict[str, int]) -> Token
 
 def _sentence_piece(file: GGUFFile, tokens: list[str], ids: dict[str, int]) -> Tokenizer:
     """SentencePiece BPE: of all neighbours that form a token, the one with the highest score is merged first."""
+    where = file.path.name
     scores = file.get("tokenizer.ggml.scores", list)
     if len(scores) != len(tokens) or not all(isinstance(s, float) for s in scores):
-        raise ModelError(f"{file.path.name}: tokenizer.ggml.scores: got {len(scores)} items, allowed: {len(tokens)} floats")
+        raise ModelError(
+            f"{where}: tokenizer.ggml.scores: got {len(scores)} items, allowed: {len(tokens)} floats"
+        )
     pairs = []
     for token, i in ids.items():
         for cut in range(1, len(token)):
@@ -220,7 +234,9 @@ def _sentence_piece(file: GGUFFile, tokens: list[str], ids: dict[str, int]) -> T
     pairs.sort()
     unknown = file.get("tokenizer.ggml.unknown_token_id", int, 0)
     if not 0 <= unknown < len(tokens):
-        raise ModelError(f"{file.path.name}: tokenizer.ggml.unknown_token_id: got {unknown}, allowed: below {len(tokens)}")
+        raise ModelError(
+            f"{where}: tokenizer.ggml.unknown_token_id: got {unknown}, allowed: below {len(tokens)}"
+        )
     bpe = models.BPE(
         vocab=ids, merges=[p[3:] for p in pairs], unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True
     )
@@ -263,5 +279,9 @@ def tokenizer_from_folder(folder: Path, vocab: int) -> TextModel:
     first = tokenizer.encode("", add_special_tokens=True).ids
     bos = first[0] if first and tokenizer.id_to_token(first[0]) == specials.get("bos_token") else None
     return TextModel(
-        tokenizer, bos=bos, template=template if isinstance(template, str) else None, specials=specials, vocab=vocab
+        tokenizer,
+        bos=bos,
+        template=template if isinstance(template, str) else None,
+        specials=specials,
+        vocab=vocab,
     )

@@ -66,7 +66,11 @@ class Weights:
 
 # --- Names -------------------------------------------------------------------------------------------------
 
-_TOP = {"embed": ("token_embd", "model.embed_tokens"), "norm": ("output_norm", "model.norm"), "head": ("output", "lm_head")}
+_TOP = {
+    "embed": ("token_embd", "model.embed_tokens"),
+    "norm": ("output_norm", "model.norm"),
+    "head": ("output", "lm_head"),
+}
 _LAYER = {
     "attn_norm": ("attn_norm", "input_layernorm"),
     "q": ("attn_q", "self_attn.q_proj"),
@@ -113,7 +117,11 @@ def stored_name(name: str, hf: bool) -> str:
 
 
 def assemble(
-    config: LlamaConfig, where: str, shapes: dict[str, tuple[int, ...]], load: Callable[[str], Matrix], hf: bool
+    config: LlamaConfig,
+    where: str,
+    shapes: dict[str, tuple[int, ...]],
+    load: Callable[[str], Matrix],
+    hf: bool,
 ) -> Weights:
     """The weights of ``config`` out of a container that lists ``shapes`` and gives one tensor at a time.
 
@@ -123,13 +131,24 @@ def assemble(
     stored = {stored_name(name, hf): name for name in wanted}
     for file_name, name in stored.items():
         if file_name not in shapes:
-            raise ModelError(f"{where}: no tensor {file_name!r}, which a model of {config.layers} layers needs")
+            raise ModelError(
+                f"{where}: no tensor {file_name!r}, which a model of {config.layers} layers needs"
+            )
         if tuple(shapes[file_name]) != wanted[name]:
-            raise ModelError(f"{where}: shape of {file_name}: got {tuple(shapes[file_name])}, allowed: {wanted[name]}")
-    tied_copy = {stored_name("head", hf)} if config.tied_head else set()  # some exporters store the tied head as well
+            raise ModelError(
+                f"{where}: shape of {file_name}: got {tuple(shapes[file_name])}, allowed: {wanted[name]}"
+            )
+    tied_copy = (
+        {stored_name("head", hf)} if config.tied_head else set()
+    )  # some exporters store the tied head as well
     for file_name in shapes:
-        if file_name not in stored and file_name not in tied_copy and not file_name.endswith(_IGNORED_SUFFIXES):
-            raise ModelError(f"{where}: tensor {file_name!r} has no place in a {config.layers}-layer Llama-family model")
+        if (
+            file_name not in stored
+            and file_name not in tied_copy
+            and not file_name.endswith(_IGNORED_SUFFIXES)
+        ):
+            kind = f"a {config.layers}-layer Llama-family model"
+            raise ModelError(f"{where}: tensor {file_name!r} has no place in {kind}")
 
     def get(name: str) -> Any:
         matrix = load(stored_name(name, hf))
@@ -229,7 +248,8 @@ def weights_from_gguf(file: GGUFFile, config: LlamaConfig) -> Weights:
     shapes = {name: entry.shape for name, entry in file.tensors.items()}
     for name, entry in file.tensors.items():
         if entry.type.block != 1 and len(entry.shape) != 2:
-            raise ModelError(f"{file.path.name}: shape of {name}: got {entry.shape}, allowed: a matrix for {entry.type.name}")
+            place = f"{file.path.name}: shape of {name}"
+            raise ModelError(f"{place}: got {entry.shape}, allowed: a matrix for {entry.type.name}")
     weights = assemble(config, file.path.name, shapes, load, hf=False)
     if "rope_freqs.weight" in file.tensors:
         factors = load("rope_freqs.weight")
@@ -283,7 +303,9 @@ def safetensors_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.exists():
         table = read_json(index).get("weight_map")
-        if not isinstance(table, dict) or not all(isinstance(n, str) and n == os.path.basename(n) for n in table.values()):
+        if not isinstance(table, dict) or not all(
+            isinstance(n, str) and n == os.path.basename(n) for n in table.values()
+        ):
             raise ModelError(f"{index.name}: weight_map: allowed: tensor names to file names of this folder")
         files = [path / name for name in sorted(set(table.values()))]
     else:
@@ -307,12 +329,13 @@ def weights_from_safetensors(path: Path, config: LlamaConfig) -> Weights:
     for file in safetensors_files(path):
         try:
             opened = safe_open(file, framework="pt")
-            for name in opened.keys():  # noqa: SIM118 - not a dict
+            for name in opened.keys():  # not a dict
                 part = opened.get_slice(name)
                 if name in shapes:
                     raise ModelError(f"{file.name}: tensor {name!r} appears twice")
                 if part.get_dtype() not in allowed and not name.endswith(_IGNORED_SUFFIXES):
-                    raise ModelError(f"{file.name}: dtype of {name}: got {part.get_dtype()}, allowed: {sorted(allowed)}")
+                    place = f"{file.name}: dtype of {name}"
+                    raise ModelError(f"{place}: got {part.get_dtype()}, allowed: {sorted(allowed)}")
                 shapes[name], owners[name] = tuple(part.get_shape()), opened
         except (SafetensorError, OSError, ValueError) as error:
             if isinstance(error, ModelError):

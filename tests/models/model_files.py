@@ -61,7 +61,9 @@ def packed(value: Typed) -> bytes:
     if value.kind == 8:
         return string(value.value)
     if value.kind == 9:
-        items = [string(v) if value.item == 8 else struct.pack("<" + CODES[value.item], v) for v in value.value]
+        items = [
+            string(v) if value.item == 8 else struct.pack("<" + CODES[value.item], v) for v in value.value
+        ]
         return struct.pack("<IQ", value.item, len(items)) + b"".join(items)
     return struct.pack("<" + CODES[value.kind], value.value)
 
@@ -81,7 +83,11 @@ class GGUF:
             out += string(key) + struct.pack("<I", value.kind) + packed(value)
         offset = 0
         for name, t in self.tensors.items():
-            out += string(name) + struct.pack("<I", len(t.shape)) + struct.pack(f"<{len(t.shape)}Q", *reversed(t.shape))
+            out += (
+                string(name)
+                + struct.pack("<I", len(t.shape))
+                + struct.pack(f"<{len(t.shape)}Q", *reversed(t.shape))
+            )
             out += struct.pack("<IQ", t.kind, offset)
             offset += -(-len(t.data) // self.alignment) * self.alignment
         return out
@@ -113,8 +119,14 @@ def quantized(kind: int, values: torch.Tensor) -> bytes:
             continue
         low = block.min() if kind == Q4_1 else 0.0
         d = np.float16(((block.max() - low) / 15 if kind == Q4_1 else np.abs(block).max() / 7) or 1.0)
-        q = np.clip(np.round((block - low) / np.float32(d)) + (8 if kind == Q4_0 else 0), 0, 15).astype(np.uint8)
-        out += d.tobytes() + (np.float16(low).tobytes() if kind == Q4_1 else b"") + (q[:16] | q[16:] << 4).tobytes()
+        q = np.clip(np.round((block - low) / np.float32(d)) + (8 if kind == Q4_0 else 0), 0, 15).astype(
+            np.uint8
+        )
+        out += (
+            d.tobytes()
+            + (np.float16(low).tobytes() if kind == Q4_1 else b"")
+            + (q[:16] | q[16:] << 4).tobytes()
+        )
     return bytes(out)
 
 
@@ -206,7 +218,7 @@ def byte_tokens(vocab: int) -> list[str]:
     return tokens + [f"<|c{i}|>" for i in range(vocab - len(tokens))]
 
 
-def tiny_gguf(tiny: Tiny = Tiny(), kind: int = F32, arch: str = "llama", seed: int = 0) -> GGUF:  # noqa: B008
+def tiny_gguf(tiny: Tiny = Tiny(), kind: int = F32, arch: str = "llama", seed: int = 0) -> GGUF:
     """A whole model: matrices of ``kind``, norms in float32, a byte-level tokenizer."""
     tokens = byte_tokens(tiny.vocab)
     controls = [3 if t.startswith("<|") else 1 for t in tokens]
@@ -258,7 +270,7 @@ def hf_config(tiny: Tiny, **changes: Any) -> dict[str, Any]:
     return config | changes
 
 
-def hf_folder(folder: Path, tiny: Tiny = Tiny(), seed: int = 0, **changes: Any) -> Path:  # noqa: B008
+def hf_folder(folder: Path, tiny: Tiny = Tiny(), seed: int = 0, **changes: Any) -> Path:
     """A Hugging Face model folder with ``config.json`` and ``model.safetensors``."""
     from safetensors.torch import save_file
 

@@ -38,18 +38,30 @@ def test_both_containers_give_the_same_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "got .'MixtralForCausalLM'., allowed: one of LlamaForCausalLM"),
+        (
+            {"architectures": ["MixtralForCausalLM"]},
+            "got .'MixtralForCausalLM'., allowed: one of LlamaForCausalLM",
+        ),
         ({"architectures": None}, "no 'architectures'"),
         ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', allowed: silu"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, "sliding_window: got 4096, allowed: null"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "got 'yarn', allowed: default, linear, llama3"),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
+            "sliding_window: got 4096, allowed: null",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "got 'yarn', allowed: default, linear, llama3",
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "got 'dynamic'"),
         ({"rope_scaling": {**LLAMA3, "factor": 0}}, "factor: got 0, allowed: a number above 0"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor: got 4.0, allowed: below"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5"),
         ({"num_attention_heads": 0}, "num_attention_heads: got 0"),
-        ({"num_attention_heads": 5, "head_dim": None}, "num_attention_heads: got 5, allowed: a divisor of 64"),
+        (
+            {"num_attention_heads": 5, "head_dim": None},
+            "num_attention_heads: got 5, allowed: a divisor of 64",
+        ),
         ({"num_key_value_heads": 3}, "4 query heads is no multiple of 3"),
         ({"head_dim": 15}, "head_dim: got 15, allowed: an even number"),
         ({"hidden_size": "64"}, r"hidden_size: got '64' \(str\)"),

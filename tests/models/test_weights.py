@@ -123,7 +123,10 @@ def test_wrong_tensors(tmp_path: Path, change: object, message: str) -> None:
 
 def test_older_exporters_buffers_are_ignored(tmp_path: Path) -> None:
     folder = hf_folder(tmp_path / "m")
-    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8), "lm_head.weight": torch.zeros(272, 64)}
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8),
+        "lm_head.weight": torch.zeros(272, 64),
+    }
     _edit(folder, lambda t: t.update(extra))
     _, weights, _ = load_weights(folder)
     assert weights.head is weights.embed
