@@ -72,6 +72,7 @@ _SHARED_VARIABLE = re.compile(
     r"\.([bsuf]\d+)\s+([\w$.%]+)((?:\[\d*\])*)"
 )
 _BARRIER = re.compile(r"\b(?:bar|barrier(?:\.cta)?)\.(?:sync|arrive|red|warp)?[\w.]*\s+([^,;]+)")
+_BOUND = re.compile(r"\.(?:maxntid|minnctapersm|maxnreg)\b[\d,\s]*")
 _DIRECTIVE = re.compile(r"\.(maxntid|reqntid|minnctapersm|maxnreg|reqnctapercluster|maxclusterrank)\b([\d,\s]*)")
 
 
@@ -102,6 +103,20 @@ def read_ptx(text: str, source: str) -> list[KernelFacts]:
         replace(_new(match[1], target[1], source), **_directives(match[2]), **_body_facts(body, shared_variables))
         for match, body in zip(starts, bodies)
     ]
+
+
+def with_launch_bounds(text: str, name: str, threads: int, blocks: int) -> str:
+    """PTX in which kernel ``name`` has the directives of ``__launch_bounds__(threads, blocks)`` and no others.
+
+    Raises ArgumentError when the text has no such kernel.
+    """
+    for match in _KERNEL.finditer(text):
+        if match[1] == name:
+            kept = _BOUND.sub("", match[2])
+            size = "" if ".reqntid" in kept else f".maxntid {threads}, 1, 1\n"
+            bounds = f"\n{size}.minnctapersm {blocks}\n{kept.strip()}\n"
+            return text[: match.start(2)] + bounds + text[match.end(2) :]
+    raise ArgumentError("kernel", name, "a kernel of the PTX")
 
 
 def _closing(text: str, start: int) -> int:

@@ -58,17 +58,14 @@ def cubin_of_source(source: Source) -> bytes:
     if not path.is_file():
         raise ArgumentError(source.path, "no such file", "a .cu or .cuh file")
     text = _translation_unit(path, source.instances)
-    includes = [*source.includes, str(path.resolve().parent), *_kernel_sources()]
     try:
         nvcc = toolchain.find_cuda().nvcc
     except ToolchainError as no_nvcc:
-        return _nvrtc(text, source, includes, no_nvcc)
+        return _nvrtc(text, source, no_nvcc)
     with tempfile.TemporaryDirectory(prefix="pykern-occupancy-") as folder:
         unit, out = Path(folder) / "unit.cu", Path(folder) / "out.cubin"
         unit.write_text(text, encoding="utf-8")
-        command = [str(nvcc), "-cubin", f"-arch={sm_name(source.arch)}", "-std=c++17", "-O3", "-o", str(out)]
-        command += [f"-D{define}" for define in source.defines] + [f"-I{folder}" for folder in includes]
-        _run([*command, *source.flags, str(unit)], source.path)
+        _run([str(nvcc), "-cubin", *_compile_options(source), *source.flags, "-o", str(out), str(unit)], source.path)
         return out.read_bytes()
 
 
@@ -103,15 +100,15 @@ def _run(command: list[str], what: str) -> str:
     return log
 
 
-def _nvrtc(text: str, source: Source, includes: Sequence[str], no_nvcc: ToolchainError) -> bytes:
+def _nvrtc(text: str, source: Source, no_nvcc: ToolchainError) -> bytes:
     try:
         from cuda.bindings import nvrtc
     except ImportError:
         raise ToolchainError(f"{no_nvcc}; nor is NVRTC here (pip install cuda-bindings nvidia-cuda-nvrtc)") from None
     # NVRTC compiles device code only: instances are named as expressions instead of in a host function.
     unit = "\n".join(line for line in text.splitlines() if "pykern_instance_" not in line)
-    options = [f"--gpu-architecture={sm_name(source.arch)}", "--std=c++17", "--device-as-default-execution-space"]
-    options += [f"-D{define}" for define in source.defines] + [f"-I{folder}" for folder in includes]
+    options = [option for option in _compile_options(source) if option != "-O3"]
+    options += ["--device-as-default-execution-space"]
 
     def call(function: Any, *args: Any) -> Any:
         code, *rest = function(*args)
@@ -164,6 +161,44 @@ def assemble_ptx(path: str, facts: list[KernelFacts], arch: str | None) -> Readi
             )
         )  # fmt: skip
     return Reading(merged)
+
+
+# --- launch bounds tried out -------------------------------------------------------------------------------
+
+
+def try_launch_bounds(
+    source: Source | str, name: str, target: str, threads: int, blocks: Sequence[int]
+) -> dict[int, KernelFacts]:
+    """What ``__launch_bounds__(threads, b)`` really gives for each ``b`` of ``blocks``: registers and spills.
+
+    ``source`` is CUDA source or the path of a PTX file; it is compiled to PTX once and assembled for each bound.
+    Needs nvcc's ptxas, no GPU. Raises BuildError, ToolchainError.
+    """
+    from pykern.jit import toolchain
+
+    cuda = toolchain.find_cuda()
+    assembler = str(cuda.nvcc.with_name("ptxas"))
+    with tempfile.TemporaryDirectory(prefix="pykern-occupancy-") as folder:
+        ptx, out = Path(folder) / "unit.ptx", Path(folder) / "out.cubin"
+        if isinstance(source, str):
+            ptx, label = Path(source), source
+        else:
+            label, unit = source.path, Path(folder) / "unit.cu"
+            unit.write_text(_translation_unit(Path(source.path), source.instances), encoding="utf-8")
+            _run([str(cuda.nvcc), "-ptx", *_compile_options(source), "-o", str(ptx), str(unit)], label)
+        text, bounded, found = ptx.read_text(encoding="utf-8"), Path(folder) / "bounded.ptx", {}
+        for count in blocks:
+            bounded.write_text(ptxas.with_launch_bounds(text, name, threads, count), encoding="utf-8")
+            log = _run([assembler, "-v", f"-arch={target}", "-e", name, "-o", str(out), str(bounded)], label)
+            said = {kernel.name: kernel for kernel in ptxas.read_ptxas_log(log, label)}
+            found[count] = said[name]
+        return found
+
+
+def _compile_options(source: Source) -> list[str]:
+    includes = [*source.includes, str(Path(source.path).resolve().parent), *_kernel_sources()]
+    options = [f"-arch={sm_name(source.arch)}", "-std=c++17", "-O3", *(f"-D{define}" for define in source.defines)]
+    return options + [f"-I{folder}" for folder in includes]
 
 
 # --- shipped ops -------------------------------------------------------------------------------------------

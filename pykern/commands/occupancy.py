@@ -54,6 +54,7 @@ Exit codes: 0 answered, 1 a gate failed or --diff found something worse, 2 bad i
 @click.option("-I", "includes", multiple=True, metavar="DIR", help="Include folder for a .cu source.")
 @click.option("--instance", "instances", multiple=True, metavar="EXPR", help="Template instance: 'kernel<float, 4>'.")
 @click.option("--maxrregcount", type=int, help="Cap registers when compiling a source.")
+@click.option("--tune-regs", is_flag=True, help="Compile a source or PTX with each launch bound: registers, spills.")
 @click.option("--live", is_flag=True, help="Ask the driver of the GPU here too, and say where it differs.")
 @click.option("--device", type=int, default=0, help="GPU for --live (default 0).")
 @click.option("--ncu", "ncu", metavar="FILE.csv", help="Theoretical against achieved, from ncu --csv.")
@@ -87,6 +88,7 @@ def _answer(options: dict[str, Any]) -> int:
             )
         )  # fmt: skip
     live = _live(options, cases) if options["live"] else []
+    tried = _tried(options, answers) if options["tune_regs"] else []
     verdicts = _verdicts(conditions, [(a.case, a.result) for a in answers])
     if options["as_json"]:
         document: dict[str, Any] = {"kernels": [a.to_dict() for a in answers], "remarks": remarks}
@@ -94,6 +96,8 @@ def _answer(options: dict[str, Any]) -> int:
             document["gate"] = [verdict.to_dict() for verdict in verdicts]
         if options["live"]:
             document["live"] = live
+        if options["tune_regs"]:
+            document["tune_regs"] = tried
         _cli.print_json(document)
     else:
         from pykern.analysis import occupancy_text
@@ -108,6 +112,8 @@ def _answer(options: dict[str, Any]) -> int:
         for row in live:
             state = "the driver agrees" if row["same"] else "[red]the driver differs[/]"
             console.print(f"  live ({row['gpu']}): ours {row['ours']}, driver {row['driver']} blocks an SM: {state}")
+        if tried:
+            occupancy_text.show_tried(console, tried)
         if conditions:
             occupancy_text.show_verdicts(console, verdicts)
     if options["plot"]:
@@ -129,6 +135,31 @@ def _verdicts(conditions: list[Any], pairs: Sequence[tuple[Any, Any]]) -> list[A
     from pykern.analysis.occupancy_gate import apply_gate
 
     return [verdict for case, result in pairs for verdict in apply_gate(conditions, case, result)]
+
+
+def _tried(options: dict[str, Any], answers: Sequence[Any]) -> list[dict[str, Any]]:
+    """Each kernel compiled with the launch bounds of its table: what they cost in spills."""
+    from pykern.analysis.occupancy_sources import SOURCE_SUFFIXES
+    from pykern.commands._occupancy_build import Source, try_launch_bounds
+
+    path = options["source"]
+    if path is None or not (Path(path).suffix in SOURCE_SUFFIXES or Path(path).suffix == ".ptx"):
+        raise ArgumentError("--tune-regs", path or "numbers", "a .cu, .cuh or .ptx file: it is compiled again")
+    rows = []
+    for a in answers:
+        case, facts, by_regs = a.case, a.case.facts, {}
+        for row in a.bounds:
+            by_regs[row.max_regs] = row.blocks  # of rows that leave the same registers, the most blocks
+        unit: Any = path
+        if Path(path).suffix in SOURCE_SUFFIXES:
+            unit = Source(path, facts.target, options["defines"], options["includes"], options["instances"])
+        found = try_launch_bounds(unit, facts.name, facts.target, case.config.threads, sorted(by_regs.values()))
+        for blocks, got in found.items():
+            result = occupancy(case.cc, case.config.but(regs=got.regs))
+            named = {"kernel": facts.name, "cc": case.cc, "threads": case.config.threads, "min_blocks": blocks}
+            numbers = {"regs": got.regs, "spills": got.spills, "blocks": result.blocks}
+            rows.append({**named, **numbers, "occupancy": round(result.occupancy, 6)})
+    return rows
 
 
 # --- inputs ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykern.analysis import cubin, decompress, fatbin, ptxas
+from pykern.analysis import cubin, decompress, fatbin, ptxas, zstd
 from pykern.analysis.elf import Elf
 from pykern.analysis.kernel import KernelFacts
 from pykern.analysis.occupancy_sources import Given, case_of, loadable_image, read_bytes, read_file, select
@@ -214,7 +214,6 @@ def test_random_bytes_never_crash(data: bytes) -> None:
 
 # --- decompression -------------------------------------------------------------------------------------------------
 
-# Made with the zstd and lz4 command-line tools' libraries (levels 1 to 19) from known text.
 TEXT = b"".join(b"line %d of %d\n" % (i, i * i) for i in range(40))
 
 
@@ -262,7 +261,7 @@ def test_our_zstd_against_the_library() -> None:
             packed = zstandard.ZstdCompressor(
                 level=level, write_checksum=level > 3, write_content_size=level < 9
             ).compress(data)
-            assert decompress._zstd_frames(packed, len(data)) == data
+            assert zstd.decode_frames(packed, len(data)) == data
 
 
 def test_an_unknown_scheme_is_named() -> None:

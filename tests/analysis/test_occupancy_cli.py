@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from pykern.analysis.occupancy import Config, occupancy
 from pykern.analysis.occupancy_gate import FIELDS, parse_gate
 from pykern.analysis.occupancy_ncu import read_ncu_csv
+from pykern.analysis.ptxas import read_ptx, with_launch_bounds
 from pykern.commands.occupancy import command
 from pykern.errors import ArgumentError
 
@@ -110,6 +111,7 @@ def test_waves_and_clusters() -> None:
         ([*NUMBERS, "--grid", "8"], "--sms: got nothing"),
         ([*NUMBERS, "--gpu", "nothing"], "gpu: got 'nothing'"),
         ([*NUMBERS, "--cluster", "4", "--gpcs", "a,b"], "--gpcs: got a,b"),
+        ([*NUMBERS, "--tune-regs"], "--tune-regs: got numbers, allowed: a .cu, .cuh or .ptx file"),
         ([*NUMBERS, "--live"], "no CUDA driver here"),
         (["--ncu", str(DATA / "occupancy_h200.csv")], "the output of ncu --csv"),
         ([str(FILES / "sm_80.cubin"), "--cc", "9.0"], "code for 8.0 is all this file has"),
@@ -270,6 +272,39 @@ def test_ptx_is_assembled() -> None:
             same[k] for k in ("regs", "static_smem", "barriers", "blocks")
         ]
         assert answer["facts"]["spills"] == same["facts"]["spills"]
+
+
+@pytest.mark.nvcc
+def test_launch_bounds_are_tried_out() -> None:
+    rows = run_json(str(FILES / "kernels.ptx"), "--kernel", "spills", "--tune-regs")["tune_regs"]
+    assert [(row["min_blocks"], row["blocks"]) for row in rows] == [(1, 1), (2, 2)]
+    assert rows[0]["regs"] > 32 and rows[0]["spills"] == 0
+    assert rows[1]["regs"] == 32 and rows[1]["spills"] == 48  # what the cubin says too
+    assert "launch bounds, compiled" in run(str(FILES / "kernels.ptx"), "--kernel", "spills", "--tune-regs").stdout
+
+
+def test_launch_bounds_in_ptx() -> None:
+    text = (FILES / "kernels.ptx").read_text()
+    changed = with_launch_bounds(text, "bounded", 128, 7)
+    facts = {kernel.name: kernel for kernel in read_ptx(changed, "x")}
+    assert (facts["bounded"].max_threads, facts["bounded"].min_blocks) == (128, 7)
+    others = [k for k in read_ptx(text, "x") if k.name != "bounded"]
+    assert [facts[k.name] for k in others] == others
+    with pytest.raises(ArgumentError):
+        with_launch_bounds(text, "missing", 128, 7)
+
+
+def test_nvrtc_where_there_is_no_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from pykern.errors import ToolchainError
+    from pykern.jit import toolchain
+
+    def none() -> None:
+        raise ToolchainError("no CUDA compiler")
+
+    monkeypatch.setattr(toolchain, "find_cuda", none)
+    found = {a["kernel"]: a for a in run_json(str(FILES / "kernels.cu"), "--arch", "sm_90a")["kernels"]}
+    assert found["bounded"]["static_smem"] == 1344 and found["barriers16"]["barriers"] == 16
 
 
 def test_without_a_compiler_the_program_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
