@@ -27,13 +27,17 @@ Block* claimed_block(Fiber* f, const void* address, size_t bytes, const char* wh
 
 using namespace pk::host;
 
+// Static shared memory is there from the start in every block of a cluster, whoever comes to its declaration first.
 void pkh_claim_smem(uint32_t bytes, const char* file, int line) {
-  BlockView* b = current()->view;
-  if (bytes > b->smem_limit) {
+  Fiber* f = current();
+  if (bytes > f->block->smem_limit) {
     pkh_fail(file, line, "%u bytes of static shared memory; at most %zu are allowed", bytes, kStaticSmem);
   }
-  memset(b->smem + b->smem_used, 0xff, bytes - b->smem_used);
-  b->smem_used = bytes;
+  for (auto& b : f->block->cluster->blocks) {
+    if (bytes <= b->smem_used) continue;
+    memset(b->smem + b->smem_used, 0xff, bytes - b->smem_used);  // NaN in every floating-point format
+    b->smem_used = bytes;
+  }
 }
 
 void pkh_dynamic_smem(uint32_t bytes, const char* file, int line) {
