@@ -5,6 +5,9 @@ from __future__ import annotations
 from pykern.analysis.decompress import Corrupt, copy_match
 
 
+_WINDOW = 4096  # bits
+
+
 class _BackBits:
     """A bit stream read from its last byte backwards, as FSE and Huffman streams are; zeros precede it."""
 
@@ -13,12 +16,17 @@ class _BackBits:
             raise Corrupt("Zstandard: a bit stream without its end mark")
         self.value = int.from_bytes(data, "little")
         self.left = (len(data) - 1) * 8 + data[-1].bit_length() - 1
+        self._base, self._window = self.left + 1, 0
 
     def read(self, count: int) -> int:
         self.left -= count
-        if self.left >= 0:
-            return (self.value >> self.left) & ((1 << count) - 1)
-        return (self.value << -self.left) & ((1 << count) - 1)
+        if self.left < 0:
+            return (self.value << -self.left) & ((1 << count) - 1)
+        if self.left < self._base:
+            # The big integer is cut into windows: shifting all of it for every read would be quadratic.
+            self._base = max(self.left - _WINDOW, 0)
+            self._window = (self.value >> self._base) & ((1 << (2 * _WINDOW)) - 1)
+        return (self._window >> (self.left - self._base)) & ((1 << count) - 1)
 
 
 # A decoding table: per state the symbol, the bits to read and the base of the next state.
