@@ -7,8 +7,9 @@
 
 namespace pk {
 
-// a & b | c as a lop3 table.
-constexpr int kAndOr = (0xf0 & 0xcc) | 0xaa;
+namespace detail {
+constexpr int kAndOr = (0xf0 & 0xcc) | 0xaa;  // a & b | c as a lop3 table
+}  // namespace detail
 
 // ---- 4-bit values, eight in a word, nibble 0 lowest
 
@@ -19,7 +20,7 @@ PK_DEVICE Vec<float, N> unpack_u4(uint32_t word) {
   Vec<float, N> q;
 #pragma unroll
   for (int i = 0; i < N; ++i)
-    q[i] = __uint_as_float(lop3<kAndOr>(word >> (4 * i), 0xfu, 0x4b000000u)) - 8388608.f;
+    q[i] = __uint_as_float(lop3<detail::kAndOr>(word >> (4 * i), 0xfu, 0x4b000000u)) - 8388608.f;
   return q;
 }
 
@@ -36,15 +37,16 @@ PK_DEVICE void unpack_u4_pairs(uint32_t word, uint32_t* out) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t w = word >> (8 * i);
-      out[2 * i] = add2<T>(lop3<kAndOr>(w, 0x000f000fu, 0x64006400u), kOnes);
-      out[2 * i + 1] = fma2<T>(lop3<kAndOr>(w, 0x00f000f0u, 0x64006400u), 0x2c002c00u, kSixteens);  // * 1/16
+      out[2 * i] = add2<T>(lop3<detail::kAndOr>(w, 0x000f000fu, 0x64006400u), kOnes);
+      out[2 * i + 1] =
+          fma2<T>(lop3<detail::kAndOr>(w, 0x00f000f0u, 0x64006400u), 0x2c002c00u, kSixteens);  // * 1/16
     }
   } else {
     // 0x4300 is 128 in bf16: seven bits of mantissa, so a nibble must come down to bits 0-3 first.
     constexpr uint32_t kOnes = kZero == 0 ? 0xc300c300u : 0xc308c308u;  // -128, -136
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      out[i] = fma2<T>(lop3<kAndOr>(word >> (4 * i), 0x000f000fu, 0x43004300u), 0x3f803f80u, kOnes);
+      out[i] = fma2<T>(lop3<detail::kAndOr>(word >> (4 * i), 0x000f000fu, 0x43004300u), 0x3f803f80u, kOnes);
   }
 }
 
@@ -119,28 +121,32 @@ PK_DEVICE uint32_t block_word(const Block* block, int i) {
   return ld(&block->q[2 * i]) | static_cast<uint32_t>(ld(&block->q[2 * i + 1])) << 16;
 }
 
-// Word i of a 4-bit block: x[0..3] are elements 4 i .. 4 i + 3, x[4..7] elements 16 + 4 i .. 16 + 4 i + 3.
-// The scale has 11 bits and q at most 5, so the product is exact and only adding m rounds: bit-equal to
-// gguf's float32.
+namespace detail {
 template <int kZero>
 PK_DEVICE Vec<float, 8> unpack_block_word(uint32_t word) {
   Vec<float, 8> q;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    q[i] = __uint_as_float(lop3<kAndOr>(word >> (8 * i), 0xfu, 0x4b000000u)) - (8388608.f + kZero);
-    q[i + 4] = __uint_as_float(lop3<kAndOr>(word >> (8 * i + 4), 0xfu, 0x4b000000u)) - (8388608.f + kZero);
+    q[i] = __uint_as_float(lop3<detail::kAndOr>(word >> (8 * i), 0xfu, 0x4b000000u)) - (8388608.f + kZero);
+    q[i + 4] =
+        __uint_as_float(lop3<detail::kAndOr>(word >> (8 * i + 4), 0xfu, 0x4b000000u)) - (8388608.f + kZero);
   }
   return q;
 }
+}  // namespace detail
+
+// Word i of a 4-bit block: x[0..3] are elements 4 i .. 4 i + 3, x[4..7] elements 16 + 4 i .. 16 + 4 i + 3.
+// The scale has 11 bits and q at most 5, so the product is exact and only adding m rounds: bit-equal to
+// gguf's float32.
 PK_DEVICE Vec<float, 8> decode_q4_0(uint32_t word, half d) {
-  Vec<float, 8> x = unpack_block_word<8>(word);
+  Vec<float, 8> x = detail::unpack_block_word<8>(word);
   const float scale = to_float(d);
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] *= scale;
   return x;
 }
 PK_DEVICE Vec<float, 8> decode_q4_1(uint32_t word, half d, half m) {
-  Vec<float, 8> x = unpack_block_word<0>(word);
+  Vec<float, 8> x = detail::unpack_block_word<0>(word);
   const float scale = to_float(d), minimum = to_float(m);
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] = fmaf(x[i], scale, minimum);
