@@ -104,9 +104,9 @@ def run(
     )
     code = sequence(ctypes.byref(launch), entries, lists, 1)
     if check:
-        import importlib
+        from pykern.check import collect
 
-        importlib.import_module("pykern.check").collect(kernel.instance, bool(code), runtime)
+        collect(kernel.instance, bool(code), runtime)
     if code:
         runtime.pkh_error.restype = ctypes.c_char_p
         message = (runtime.pkh_error() or b"").decode(errors="replace")

@@ -69,6 +69,19 @@ def test_a_host_variant_needs_no_torch_and_exports_one_symbol(fake_root: Path) -
     assert "UNIQUE" not in out
 
 
+@pytest.mark.parametrize("check", [False, True])
+def test_a_real_variant_needs_no_torch_either(check: bool) -> None:
+    """The first variant of softmax, with the real headers and runtime; checked ones need no libtsan."""
+    from pykern import op as registry
+    from pykern.plan import host_target
+
+    _, _, plan = next(registry.sample_plans(host_target(), ["softmax"]))
+    launch = plan.launches[0]
+    made = build.variant(launch.source, launch.kernel, backend="host", check=check)
+    assert not [name for name in needed(made.path) if re.match(r"lib(torch|c10|tsan)", name)], needed(made.path)
+    assert made.entry and made.kernel == launch.kernel
+
+
 def test_a_warm_hit_imports_neither_torch_nor_ninja(fake_root: Path) -> None:
     host("answer<1>")
     code = """
