@@ -118,26 +118,29 @@ def draw_plotly(title: str, series: Sequence[Series]) -> Any:
     from plotly.subplots import make_subplots
 
     figure: Figure = make_subplots(1, 3, shared_yaxes=True, horizontal_spacing=0.04)
+    ends = [0.0, 0.0, 0.0]
     for number, one in enumerate(series):
         colour = _COLOURS[number % len(_COLOURS)]
+        width = 2.0 if len(series) == 1 else max(1.5, 6.0 - 1.5 * number)  # coinciding lines stay visible
         for column, curve in enumerate(curves(one.cc, one.config), 1):
             common = {"legendgroup": one.label, "name": one.label, "showlegend": column == 1 and len(series) > 1}
             hover = [
                 f"{_plain(x)} {curve.x_title}<br>{b} blocks an SM, {percent(share)}"
                 for x, b, share in zip(curve.x, curve.blocks, curve.occupancy)
             ]
-            steps = {"color": colour, "shape": "hvh" if _where(curve) == "mid" else "vh"}
+            steps = {"color": colour, "shape": "hvh" if _where(curve) == "mid" else "vh", "width": width}
             here = f"{_plain(curve.current_x)} {curve.x_title}<br>{percent(curve.current)}"
             here += f", binds: {', '.join(curve.binds)}"
             text = "%{text}<extra></extra>"
             line = Scatter(x=curve.x, y=curve.occupancy, line=steps, text=hover, hovertemplate=text, **common)
             dot = Scatter(
-                x=[curve.current_x], y=[curve.current], mode="markers", marker={"color": colour, "size": 12},
+                x=[curve.current_x], y=[curve.current], mode="markers", marker={"color": colour, "size": 8 + width},
                 text=[here], hovertemplate=text, **(common | {"showlegend": False}),
             )  # fmt: skip
             figure.add_trace(line, 1, column)
             figure.add_trace(dot, 1, column)
-            figure.update_xaxes(title_text=curve.x_title, range=[0, curve.x[-1] * 1.02], row=1, col=column)
+            ends[column - 1] = max(ends[column - 1], curve.x[-1] * 1.02)
+            figure.update_xaxes(title_text=curve.x_title, range=[0, ends[column - 1]], row=1, col=column)
     figure.update_yaxes(title_text="occupancy", tickformat=".0%", row=1, col=1)
     figure.update_yaxes(range=[0, 1.06])
     figure.update_layout(title=title, template="plotly_white", height=460)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pykern.analysis.decompress import Corrupt, copy_match
 
-
 _WINDOW = 4096  # bits
 
 

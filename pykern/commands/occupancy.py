@@ -350,10 +350,10 @@ def _plot(path: str, answers: Sequence[Any]) -> None:
 
     shown = answers[:6]
     series = [Series(_label(a), a.case.cc, a.case.config) for a in shown]
-    config, cc = shown[0].case.config, shown[0].case.cc
-    title = f"{config.threads} threads, {config.regs} registers, {config.smem:,} B of shared memory on {cc}"
-    if len(series) > 1:
-        title = f"occupancy of {len(series)} kernels or chips" + (f" of {len(answers)}" if len(answers) > 6 else "")
+    config, ccs = shown[0].case.config, ", ".join(a.case.cc for a in shown)
+    title = f"{config.threads} threads, {config.regs} registers, {config.smem:,} B of shared memory on {ccs}"
+    if len({a.case.config for a in shown}) > 1:
+        title = f"occupancy of {len(series)} kernels" + (f" of {len(answers)}" if len(answers) > 6 else "")
     elif shown[0].case.facts is not None:
         title = f"{shown[0].case.name[:70]}: {title}"
     _cli.save_plot(path, matplotlib=lambda: draw_matplotlib(title, series), plotly=lambda: draw_plotly(title, series))
