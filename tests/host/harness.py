@@ -22,6 +22,7 @@ INCLUDE = ROOT / "cuda_src"
 CACHE = Path(tempfile.gettempdir()) / f"pykern-host-tests-{os.getuid()}"
 FLAGS = ["-std=c++17", "-march=x86-64-v3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-unknown-pragmas"]
 PLAIN = ["-O2"]
+RUNTIME_FLAGS = ["-O2", "-g", "-std=c++17", "-fPIC", "-shared", "-lpthread"]
 CHECKED = ["-O1", "-g", "-fsanitize=thread", "-DPK_CHECK=1"]
 CXX = os.environ.get("PK_TEST_CXX", "g++")
 if "clang" not in CXX:
@@ -104,24 +105,50 @@ def runtime() -> ctypes.CDLL:
     """The host runtime, loaded once and globally: kernels find its symbols there."""
     global _runtime
     if _runtime is None:
-        path = _build("runtime", '#include "host/runtime.cpp"\n', ["-O2", "-g", "-std=c++17", "-fPIC", "-shared", "-lpthread"])
+        path = _build("runtime", '#include "host/runtime.cpp"\n', RUNTIME_FLAGS)
         _runtime = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         _runtime.pkh_error.restype = ctypes.c_char_p
         _runtime.pkh_check_report.restype = ctypes.c_char_p
     return _runtime
 
 
+INCLUDES = "".join(f'#include "core/{n}.cuh"\n' for n in ("export", "vec", "block", "mma", "async"))
+_entries: dict[tuple[str, str, bool], tuple[Path, int]] = {}
+_libraries: list[ctypes.CDLL] = []
+
+
+def build(kernels: Sequence[tuple[str, str, bool]]) -> None:
+    """Compile (source, instance, check) kernels, all of one kind in one translation unit: it is what takes the time."""
+    runtime()
+    for check in (False, True):
+        todo = [k for k in dict.fromkeys(kernels) if k[2] == check and k not in _entries]
+        if not todo:
+            continue
+        text = INCLUDES
+        spaces: dict[str, str] = {}
+        for source, _, _ in todo:
+            if source not in spaces:
+                spaces[source] = f"k{len(spaces)}"
+                text += f'namespace {spaces[source]} {{\n#line 1 "kernel.cuh"\n{source}\n}}\n'
+        for i, (source, instance, _) in enumerate(todo):
+            text += f"#undef pk_variant_run_\n#define pk_variant_run_ run_{i}\n#undef pk_entry\n#define pk_entry pk_entry_{i}\n"
+            text += f"PK_VARIANT({spaces[source]}::{instance})\n"
+        path = _build("kernels", text, FLAGS + (CHECKED if check else PLAIN))
+        library = ctypes.CDLL(str(path))
+        _libraries.append(library)
+        for i, kernel in enumerate(todo):
+            entry = library[f"pk_entry_{i}"]
+            entry.restype = ctypes.c_void_p
+            _entries[kernel] = (path, entry())
+
+
 class Kernel:
     """One kernel instance, compiled plain or for the checker."""
 
     def __init__(self, source: str, instance: str, check: bool = False) -> None:
-        runtime()
-        text = f'#include "core/export.cuh"\n#include "core/vec.cuh"\n#include "core/block.cuh"\n#include "core/mma.cuh"\n#include "core/async.cuh"\n#line 1 "kernel.cuh"\n{source}\nPK_VARIANT({instance})\n'
-        path = _build("kernel", text, FLAGS + (CHECKED if check else PLAIN))
-        self.name, self.check, self.path = instance, check, path
-        self.library = ctypes.CDLL(str(path))
-        self.library.pk_entry.restype = ctypes.c_void_p
-        self.entry = self.library.pk_entry()
+        build([(source, instance, check)])
+        self.name, self.check = instance, check
+        self.path, self.entry = _entries[source, instance, check]
 
 
 def aligned(shape: int | Sequence[int], dtype: Any = np.float32, fill: float | None = None) -> np.ndarray:
