@@ -14,43 +14,71 @@ constexpr int kChunk = 16 / static_cast<int>(sizeof(T));
 template <class T>
 using Chunk = Vec<T, kChunk<T>>;
 
+// Between two passes over a row: 16-bit elements are converted again rather than kept as floats, in half the registers.
+template <class T, int kPer>
+PK_DEVICE void row_stays_packed(Chunk<T> (&v)[kPer]) {
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) forget(reinterpret_cast<uint32_t*>(&v[k])[i]);
+  }
+}
+
+// A row kernel has two bodies: kFast, where every row it touches starts on 16 bytes and n is a multiple of kChunk, and
+// the other, which goes element by element. One test at the top picks: a test per chunk would keep the loads of a row
+// from being in flight together.
+//
 // Elements [at, at + kChunk) of a row of n; `pad` past its end. at is a multiple of kChunk.
-template <class T>
-PK_DEVICE Chunk<T> row_load(const T* row, int at, int n, bool aligned, T pad) {
-  if (aligned && at + kChunk<T> <= n) return ld_vec<T, kChunk<T>>(row + at);
+template <bool kFast, class T>
+PK_DEVICE Chunk<T> row_load(const T* row, int at, int n, T pad) {
   Chunk<T> v;
 #pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i) v[i] = at + i < n ? ld(row + at + i) : pad;
+  for (int i = 0; i < kChunk<T>; ++i) v[i] = pad;
+  if constexpr (kFast) {
+    if (at < n) v = ld_vec<T, kChunk<T>>(row + at);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kChunk<T>; ++i)
+      if (at + i < n) v[i] = ld(row + at + i);
+  }
   return v;
 }
 
-template <class T>
-PK_DEVICE void row_store(T* row, int at, int n, bool aligned, const Chunk<T>& v) {
-  if (aligned && at + kChunk<T> <= n) {
-    st_vec<T, kChunk<T>>(row + at, v);
-    return;
-  }
+template <bool kFast, class T>
+PK_DEVICE void row_store(T* row, int at, int n, const Chunk<T>& v) {
+  if constexpr (kFast) {
+    if (at < n) st_vec<T, kChunk<T>>(row + at, v);
+  } else {
 #pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i)
-    if (at + i < n) st(row + at + i, v[i]);
+    for (int i = 0; i < kChunk<T>; ++i)
+      if (at + i < n) st(row + at + i, v[i]);
+  }
 }
 
 // The same for data touched once: it does not stay in the cache.
-template <class T>
-PK_DEVICE Chunk<T> row_load_stream(const T* row, int at, int n, bool aligned, T pad) {
-  if (aligned && at + kChunk<T> <= n) return ld_vec_stream<T, kChunk<T>>(row + at);
-  return row_load(row, at, n, false, pad);
+template <bool kFast, class T>
+PK_DEVICE Chunk<T> row_load_stream(const T* row, int at, int n, T pad) {
+  if constexpr (!kFast) return row_load<false>(row, at, n, pad);
+  Chunk<T> v;
+#pragma unroll
+  for (int i = 0; i < kChunk<T>; ++i) v[i] = pad;
+  if (at < n) v = ld_vec_stream<T, kChunk<T>>(row + at);
+  return v;
 }
-template <class T>
-PK_DEVICE void row_store_stream(T* row, int at, int n, bool aligned, const Chunk<T>& v) {
-  if (aligned && at + kChunk<T> <= n)
-    st_vec_stream<T, kChunk<T>>(row + at, v);
-  else
-    row_store(row, at, n, false, v);
+template <bool kFast, class T>
+PK_DEVICE void row_store_stream(T* row, int at, int n, const Chunk<T>& v) {
+  if constexpr (!kFast) {
+    row_store<false>(row, at, n, v);
+  } else {
+    if (at < n) st_vec_stream<T, kChunk<T>>(row + at, v);
+  }
 }
 
 template <int kThreads>
 struct RowGroup {
+  // Blocks an SM should hold, so that enough rows are in flight: caps registers at 64, at 80 for a warp's row.
+  static constexpr int kResident = kThreads == kWarp ? 6 : kThreads >= 512 ? 2 : 1024 / kThreads;
   static constexpr int kRows = kThreads == kWarp ? 4 : 1;
   static constexpr int kBlock = kRows * kThreads;
   struct Smem {

@@ -7,7 +7,6 @@
 namespace pk {
 
 constexpr int kArgmaxThreads = 256;
-constexpr int kArgmaxAligned = 1;  // bit of `flags`: every row starts on 16 bytes
 
 // Monotone in x: larger floats give larger words; -0 and 0 are equal; NaN below everything.
 PK_DEVICE uint32_t ordered(float x) {
@@ -29,26 +28,33 @@ PK_DEVICE uint64_t argmax_block(uint64_t word, ArgmaxSmem& smem) {
   return block_reduce<kArgmaxThreads>(word, smem.scratch, uint64_t(0), [](uint64_t a, uint64_t b) { return a > b ? a : b; });
 }
 
-// Writes the index itself when `pieces` is 1, else the piece's word to `words` [rows, pieces].
-template <class T>
-__global__ void __launch_bounds__(kArgmaxThreads)
-    argmax(const T* __restrict__ x, int64_t* __restrict__ y, uint64_t* __restrict__ words, int n, int64_t stride,
-           int pieces, int flags) {
-  PK_SMEM(ArgmaxSmem, smem);
-  const int64_t row = blockIdx.x / pieces;
-  const int piece = static_cast<int>(blockIdx.x % pieces);
-  const T* in = x + row * stride;
-  grid_wait();
+// The best word of chunks piece, piece + pieces, ... of a row, for this thread.
+template <bool kFast, class T>
+PK_DEVICE uint64_t argmax_piece(const T* row, int n, int piece, int pieces) {
   uint64_t best = 0;
   const int step = pieces * kArgmaxThreads * kChunk<T>;
   for (int64_t at = static_cast<int64_t>(piece * kArgmaxThreads + threadIdx.x) * kChunk<T>; at < n; at += step) {
-    const Chunk<T> v = row_load(in, static_cast<int>(at), n, flags & kArgmaxAligned, from_float<T>(NAN));
+    const Chunk<T> v = row_load<kFast>(row, static_cast<int>(at), n, from_float<T>(NAN));
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) {
       const uint64_t word = argmax_word(to_float(v[i]), static_cast<uint32_t>(at + i));
       best = word > best ? word : best;
     }
   }
+  return best;
+}
+
+// Writes the index itself when `pieces` is 1, else the piece's word to `words` [rows, pieces].
+template <class T>
+__global__ void __launch_bounds__(kArgmaxThreads)
+    argmax(const T* __restrict__ x, int64_t* __restrict__ y, uint64_t* __restrict__ words, int n, int64_t stride,
+           int pieces, int fast) {
+  PK_SMEM(ArgmaxSmem, smem);
+  const int64_t row = blockIdx.x / pieces;
+  const int piece = static_cast<int>(blockIdx.x % pieces);
+  const T* in = x + row * stride;
+  grid_wait();
+  uint64_t best = fast ? argmax_piece<true>(in, n, piece, pieces) : argmax_piece<false>(in, n, piece, pieces);
   best = argmax_block(best, smem);
   if (threadIdx.x == 0) {
     if (pieces == 1)

@@ -5,13 +5,18 @@
 namespace pk {
 
 constexpr int kEmbeddingThreads = 256;
-constexpr int kEmbeddingAligned = 1;  // bit of `flags`: rows of the table and of y start on 16 bytes
+
+// row is null for an id outside the table.
+template <bool kFast, class T>
+PK_DEVICE void embedding_chunk(const T* row, T* out, int at, int n) {
+  const T nan = from_float<T>(NAN);
+  row_store<kFast>(out, at, n, row ? row_load<kFast>(row, at, n, nan) : row_load<kFast>(out, n, n, nan));
+}
 
 template <class T, class I>
 __global__ void __launch_bounds__(kEmbeddingThreads)
     embedding(const I* __restrict__ ids, const T* __restrict__ table, T* __restrict__ y, int64_t tokens, int64_t rows,
-              int64_t stride, int n, int flags) {
-  const bool aligned = flags & kEmbeddingAligned;
+              int64_t stride, int n, int fast) {
   const int per_row = (n + kChunk<T> - 1) / kChunk<T>;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kEmbeddingThreads + threadIdx.x;
   grid_wait();
@@ -19,14 +24,12 @@ __global__ void __launch_bounds__(kEmbeddingThreads)
   const int64_t token = i / per_row;
   const int at = static_cast<int>(i - token * per_row) * kChunk<T>;
   const int64_t id = ld(ids + token);
-  Chunk<T> v;
-  if (id >= 0 && id < rows) {
-    v = row_load(table + id * stride, at, n, aligned, from_float<T>(0.0f));
-  } else {
-#pragma unroll
-    for (int k = 0; k < kChunk<T>; ++k) v[k] = from_float<T>(NAN);
-  }
-  row_store(y + token * n, at, n, aligned, v);
+  const T* row = id >= 0 && id < rows ? table + id * stride : nullptr;
+  T* out = y + token * n;
+  if (fast)
+    embedding_chunk<true>(row, out, at, n);
+  else
+    embedding_chunk<false>(row, out, at, n);
   grid_launch_dependents();
 }
 

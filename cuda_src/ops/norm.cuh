@@ -12,11 +12,6 @@
 
 namespace pk {
 
-constexpr int kNormAlignedX = 1;  // bits of `flags`: 16-byte rows of x, of the residual, of y and the new residual
-constexpr int kNormAlignedR = 2;
-constexpr int kNormAlignedY = 4;
-constexpr int kNormAlignedW = 8;
-
 template <class T>
 struct NormArgs {
   const T* x;
@@ -26,21 +21,21 @@ struct NormArgs {
   T* y;
   T* h_out;  // x + residual, when there is one
   int64_t rows, stride_x, stride_r;
-  int n, flags;
+  int n;
   float eps;
 };
 
-template <class T>
+template <bool kFast, class T>
 PK_DEVICE Chunk<T> norm_load(const NormArgs<T>& a, int64_t row, int at) {
   const T zero = from_float<T>(0.0f);
-  Chunk<T> v = row_load(a.x + row * a.stride_x, at, a.n, a.flags & kNormAlignedX, zero);
+  Chunk<T> v = row_load_stream<kFast>(a.x + row * a.stride_x, at, a.n, zero);
   if (a.residual) {
-    const Chunk<T> r = row_load(a.residual + row * a.stride_r, at, a.n, a.flags & kNormAlignedR, zero);
+    const Chunk<T> r = row_load_stream<kFast>(a.residual + row * a.stride_r, at, a.n, zero);
     Vec<float, kChunk<T>> sum = to_float(v);
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) sum[i] += to_float(r[i]);
     v = from_float<T>(sum);
-    row_store(a.h_out + row * a.n, at, a.n, a.flags & kNormAlignedY, v);
+    row_store<kFast>(a.h_out + row * a.n, at, a.n, v);
   }
   return v;
 }
@@ -64,7 +59,7 @@ PK_DEVICE float chunk_total(const Chunk<T>& v, int at, int n, float scale, float
   return s;
 }
 
-template <class T>
+template <bool kFast, class T>
 PK_DEVICE void norm_store(const NormArgs<T>& a, int64_t row, int at, const Chunk<T>& v, float scale, float mean, float r) {
   if (at >= a.n) return;
   const T one = from_float<T>(1.0f), zero = from_float<T>(0.0f);
@@ -72,16 +67,16 @@ PK_DEVICE void norm_store(const NormArgs<T>& a, int64_t row, int at, const Chunk
 #pragma unroll
   for (int i = 0; i < kChunk<T>; ++i) f[i] = (f[i] * scale - mean) * r;
   if (a.w) {
-    const Chunk<T> w = row_load(a.w, at, a.n, a.flags & kNormAlignedW, one);
+    const Chunk<T> w = row_load<kFast>(a.w, at, a.n, one);
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) f[i] *= to_float(w[i]);
   }
   if (a.b) {
-    const Chunk<T> b = row_load(a.b, at, a.n, a.flags & kNormAlignedW, zero);
+    const Chunk<T> b = row_load<kFast>(a.b, at, a.n, zero);
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) f[i] += to_float(b[i]);
   }
-  row_store_stream(a.y + row * a.n, at, a.n, a.flags & kNormAlignedY, from_float<T>(f));
+  row_store_stream<kFast>(a.y + row * a.n, at, a.n, from_float<T>(f));
 }
 
 // What a row is multiplied with before its statistics are taken. 1, unless its squares overflow.
@@ -96,8 +91,10 @@ struct NormStats {
 template <bool kLayer, class Group, class T, class Load, class At>
 PK_DEVICE NormStats norm_stats(int per, int n, float eps, float first, typename Group::Smem& smem, Load load, At at) {
   const float inv_n = 1.0f / static_cast<float>(n);
+  constexpr int kAttempts = detail::same<T, half>::value ? 1 : 2;  // squares of float16 cannot overflow
   NormStats st{1.0f, 0.0f, 0.0f};
-  for (int attempt = 0; attempt < 2; ++attempt) {
+#pragma unroll 1
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
     st.mean = 0.0f;
     if constexpr (kLayer) {
       const float origin = first * st.scale;
@@ -111,64 +108,82 @@ PK_DEVICE NormStats norm_stats(int per, int n, float eps, float first, typename 
     for (int k = 0; k < per; ++k) q = chunk_squares<T>(load(k), at(k), n, st.scale, st.mean, q);
     q = Group::sum(q, smem);
     st.r = rsqrtf(q * inv_n + eps);
-    if (q < kNormLarge || attempt == 1) break;  // the same for every thread of the group
+    if (q < kNormLarge || attempt == kAttempts - 1) break;  // the same for every thread of the group
     st.scale = kNormSmall;
     eps *= kNormSmall * kNormSmall;
   }
   return st;
 }
 
-template <class T, bool kLayer, int kThreads, int kPer>
-__global__ void __launch_bounds__(RowGroup<kThreads>::kBlock) norm_rows(const T* x, const T* residual,
-                                                                      const T* __restrict__ w, const T* __restrict__ b,
-                                                                      T* y, T* h_out, int64_t rows, int64_t stride_x,
-                                                                      int64_t stride_r, int n, float eps, int flags) {
+// The row's first element, the origin its mean is taken from.
+template <class T>
+PK_DEVICE float norm_first(const NormArgs<T>& a, int64_t row) {
+  const float first = to_float(ld(a.x + row * a.stride_x));
+  return a.residual ? to_float(from_float<T>(first + to_float(ld(a.residual + row * a.stride_r)))) : first;
+}
+
+template <class T, bool kLayer, int kThreads, int kPer, bool kFast>
+PK_DEVICE void norm_in_registers(const NormArgs<T>& a, int64_t row, typename RowGroup<kThreads>::Smem& smem) {
   using Group = RowGroup<kThreads>;
-  PK_SMEM(typename Group::Smem, smem);
-  const NormArgs<T> a{x, residual, w, b, y, h_out, rows, stride_x, stride_r, n, flags, eps};
-  const int64_t row = Group::row();
-  grid_wait();
-  if (row >= rows) return;
   auto at = [&](int k) { return Group::at(k, kChunk<T>); };
   Chunk<T> v[kPer];
 #pragma unroll
-  for (int k = 0; k < kPer; ++k) v[k] = norm_load(a, row, at(k));
+  for (int k = 0; k < kPer; ++k) v[k] = norm_load<kFast>(a, row, at(k));
   grid_launch_dependents();
-  float first = 0.0f;
-  if constexpr (kLayer) {
-    first = to_float(ld(x + row * stride_x));
-    if (residual) first = to_float(from_float<T>(first + to_float(ld(residual + row * stride_r))));
-  }
-  const NormStats st = norm_stats<kLayer, Group, T>(kPer, n, eps, first, smem, [&](int k) { return v[k]; }, at);
+  const float first = kLayer ? norm_first(a, row) : 0.0f;
+  const NormStats st = norm_stats<kLayer, Group, T>(kPer, a.n, a.eps, first, smem, [&](int k) { return v[k]; }, at);
 #pragma unroll
-  for (int k = 0; k < kPer; ++k) norm_store(a, row, at(k), v[k], st.scale, st.mean, st.r);
+  for (int k = 0; k < kPer; ++k) norm_store<kFast>(a, row, at(k), v[k], st.scale, st.mean, st.r);
+}
+
+// Layer norm makes one pass more and needs the registers for it.
+template <bool kLayer, int kThreads>
+constexpr int kNormResident = kLayer ? (RowGroup<kThreads>::kResident * 3 / 4 > 0 ? RowGroup<kThreads>::kResident * 3 / 4 : 1)
+                                     : RowGroup<kThreads>::kResident;
+
+template <class T, bool kLayer, int kThreads, int kPer>
+__global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, kNormResident<kLayer, kThreads>)
+    norm_rows(const T* x, const T* residual, const T* __restrict__ w, const T* __restrict__ b, T* y, T* h_out,
+              int64_t rows, int64_t stride_x, int64_t stride_r, int n, float eps, int fast) {
+  using Group = RowGroup<kThreads>;
+  PK_SMEM(typename Group::Smem, smem);
+  const NormArgs<T> a{x, residual, w, b, y, h_out, rows, stride_x, stride_r, n, eps};
+  const int64_t row = Group::row();
+  grid_wait();
+  if (row >= rows) return;
+  if (fast)
+    norm_in_registers<T, kLayer, kThreads, kPer, true>(a, row, smem);
+  else
+    norm_in_registers<T, kLayer, kThreads, kPer, false>(a, row, smem);
+}
+
+template <class T, bool kLayer, int kThreads, bool kFast>
+PK_DEVICE void norm_again(const NormArgs<T>& a, int64_t row, typename RowGroup<kThreads>::Smem& smem) {
+  using Group = RowGroup<kThreads>;
+  const int per = (a.n + kThreads * kChunk<T> - 1) / (kThreads * kChunk<T>);
+  auto at = [&](int k) { return Group::at(k, kChunk<T>); };
+  const float first = kLayer ? norm_first(a, row) : 0.0f;
+  // A thread reads back only what it wrote itself, so no barrier is needed between the passes.
+  if (a.residual)
+    for (int k = 0; k < per; ++k) norm_load<kFast>(a, row, at(k));
+  const T* h = a.residual ? a.h_out + row * a.n : a.x + row * a.stride_x;
+  auto load = [&](int k) { return row_load<kFast>(h, at(k), a.n, from_float<T>(0.0f)); };
+  const NormStats st = norm_stats<kLayer, Group, T>(per, a.n, a.eps, first, smem, load, at);
+  grid_launch_dependents();
+  for (int k = 0; k < per; ++k) norm_store<kFast>(a, row, at(k), load(k), st.scale, st.mean, st.r);
 }
 
 template <class T, bool kLayer, int kThreads>
-__global__ void __launch_bounds__(kThreads) norm_long(const T* x, const T* residual, const T* __restrict__ w,
-                                                      const T* __restrict__ b, T* y, T* h_out, int64_t rows,
-                                                      int64_t stride_x, int64_t stride_r, int n, float eps, int flags) {
-  using Group = RowGroup<kThreads>;
-  PK_SMEM(typename Group::Smem, smem);
-  const NormArgs<T> a{x, residual, w, b, y, h_out, rows, stride_x, stride_r, n, flags, eps};
-  const int64_t row = blockIdx.x;
-  const int per = (n + kThreads * kChunk<T> - 1) / (kThreads * kChunk<T>);
+__global__ void __launch_bounds__(kThreads)
+    norm_long(const T* x, const T* residual, const T* __restrict__ w, const T* __restrict__ b, T* y, T* h_out,
+              int64_t rows, int64_t stride_x, int64_t stride_r, int n, float eps, int fast) {
+  PK_SMEM(typename RowGroup<kThreads>::Smem, smem);
+  const NormArgs<T> a{x, residual, w, b, y, h_out, rows, stride_x, stride_r, n, eps};
   grid_wait();
-  auto at = [&](int k) { return Group::at(k, kChunk<T>); };
-  float first = 0.0f;
-  if constexpr (kLayer) {
-    first = to_float(ld(x + row * stride_x));
-    if (residual) first = to_float(from_float<T>(first + to_float(ld(residual + row * stride_r))));
-  }
-  // A thread reads back only what it wrote itself, so no barrier is needed between the passes.
-  if (residual)
-    for (int k = 0; k < per; ++k) norm_load(a, row, at(k));
-  const T* h = residual ? h_out + row * n : x + row * stride_x;
-  const bool aligned = flags & (residual ? kNormAlignedY : kNormAlignedX);
-  auto load = [&](int k) { return row_load(h, at(k), n, aligned, from_float<T>(0.0f)); };
-  const NormStats st = norm_stats<kLayer, Group, T>(per, n, eps, first, smem, load, at);
-  grid_launch_dependents();
-  for (int k = 0; k < per; ++k) norm_store(a, row, at(k), load(k), st.scale, st.mean, st.r);
+  if (fast)
+    norm_again<T, kLayer, kThreads, true>(a, blockIdx.x, smem);
+  else
+    norm_again<T, kLayer, kThreads, false>(a, blockIdx.x, smem);
 }
 
 }  // namespace pk

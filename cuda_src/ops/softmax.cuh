@@ -10,9 +10,8 @@
 
 namespace pk {
 
-constexpr int kAlignedX = 1;  // bits of `flags`: rows of x (of y) start on 16 bytes
-constexpr int kAlignedY = 2;
-constexpr int kLog = 4;
+constexpr int kFastRows = 1;  // bits of `flags`: see core/row.cuh
+constexpr int kLog = 2;
 
 template <class T>
 PK_DEVICE float chunk_max(const Chunk<T>& v, float m) {
@@ -40,45 +39,48 @@ PK_DEVICE Chunk<T> chunk_result(const Chunk<T>& v, float m, float s, bool log) {
   return from_float<T>(f);
 }
 
+template <class T, int kThreads, int kPer, bool kFast>
+PK_DEVICE void softmax_in_registers(const T* in, T* out, int n, bool log, typename RowGroup<kThreads>::Smem& smem) {
+  using Group = RowGroup<kThreads>;
+  const T pad = from_float<T>(-INFINITY);
+  Chunk<T> v[kPer];
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) v[k] = row_load_stream<kFast>(in, Group::at(k, kChunk<T>), n, pad);
+  grid_launch_dependents();
+  float m = -INFINITY, s = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) m = chunk_max(v[k], m);
+  m = Group::max(m, smem);
+  row_stays_packed<T>(v);
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) s = chunk_sum(v[k], m, s);
+  s = Group::sum(s, smem);
+  row_stays_packed<T>(v);
+#pragma unroll
+  for (int k = 0; k < kPer; ++k)
+    row_store_stream<kFast>(out, Group::at(k, kChunk<T>), n, chunk_result(v[k], m, s, log));
+}
+
 template <class T, int kThreads, int kPer>
-__global__ void __launch_bounds__(RowGroup<kThreads>::kBlock)
+__global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, RowGroup<kThreads>::kResident)
     softmax_rows(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int n, int64_t stride, int flags) {
   using Group = RowGroup<kThreads>;
   PK_SMEM(typename Group::Smem, smem);
   const int64_t row = Group::row();
   grid_wait();
   if (row >= rows) return;
-  const T* in = x + row * stride;
-  T* out = y + row * n;
-  const T pad = from_float<T>(-INFINITY);
-  Chunk<T> v[kPer];
-#pragma unroll
-  for (int k = 0; k < kPer; ++k) v[k] = row_load_stream(in, Group::at(k, kChunk<T>), n, flags & kAlignedX, pad);
-  grid_launch_dependents();
-  float m = -INFINITY, s = 0.0f;
-#pragma unroll
-  for (int k = 0; k < kPer; ++k) m = chunk_max(v[k], m);
-  m = Group::max(m, smem);
-#pragma unroll
-  for (int k = 0; k < kPer; ++k) s = chunk_sum(v[k], m, s);
-  s = Group::sum(s, smem);
-#pragma unroll
-  for (int k = 0; k < kPer; ++k)
-    row_store_stream(out, Group::at(k, kChunk<T>), n, flags & kAlignedY, chunk_result(v[k], m, s, flags & kLog));
+  if (flags & kFastRows)
+    softmax_in_registers<T, kThreads, kPer, true>(x + row * stride, y + row * n, n, flags & kLog, smem);
+  else
+    softmax_in_registers<T, kThreads, kPer, false>(x + row * stride, y + row * n, n, flags & kLog, smem);
 }
 
-template <class T, int kThreads>
-__global__ void __launch_bounds__(kThreads)
-    softmax_long(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int n, int64_t stride, int flags) {
+template <class T, int kThreads, bool kFast>
+PK_DEVICE void softmax_twice(const T* in, T* out, int n, bool log, typename RowGroup<kThreads>::Smem& smem) {
   using Group = RowGroup<kThreads>;
-  PK_SMEM(typename Group::Smem, smem);
   constexpr int kAhead = 4;  // chunks in flight a thread
   constexpr int kStep = kAhead * kThreads * kChunk<T>;
-  const T* in = x + static_cast<int64_t>(blockIdx.x) * stride;
-  T* out = y + static_cast<int64_t>(blockIdx.x) * n;
-  const bool ax = flags & kAlignedX, ay = flags & kAlignedY;
   const T pad = from_float<T>(-INFINITY);
-  grid_wait();
   // Past the end a chunk is all padding; the bound keeps its index an int.
   auto place = [&](int64_t base, int k) {
     const int64_t at = base + Group::at(k, kChunk<T>);
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(kThreads)
     Chunk<T> v[kAhead];
     float top = m;
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) v[k] = row_load(in, place(base, k), n, ax, pad);
+    for (int k = 0; k < kAhead; ++k) v[k] = row_load<kFast>(in, place(base, k), n, pad);
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) top = chunk_max(v[k], top);
     // Nothing but -inf and NaN so far: exp(-inf - 0) = 0 and NaN stays.
@@ -105,11 +107,24 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t base = 0; base < n; base += kStep) {
     Chunk<T> v[kAhead];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) v[k] = row_load(in, place(base, k), n, ax, pad);
+    for (int k = 0; k < kAhead; ++k) v[k] = row_load<kFast>(in, place(base, k), n, pad);
 #pragma unroll
     for (int k = 0; k < kAhead; ++k)
-      row_store_stream(out, place(base, k), n, ay, chunk_result(v[k], top, s, flags & kLog));
+      row_store_stream<kFast>(out, place(base, k), n, chunk_result(v[k], top, s, log));
   }
+}
+
+template <class T, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    softmax_long(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int n, int64_t stride, int flags) {
+  PK_SMEM(typename RowGroup<kThreads>::Smem, smem);
+  const T* in = x + static_cast<int64_t>(blockIdx.x) * stride;
+  T* out = y + static_cast<int64_t>(blockIdx.x) * n;
+  grid_wait();
+  if (flags & kFastRows)
+    softmax_twice<T, kThreads, true>(in, out, n, flags & kLog, smem);
+  else
+    softmax_twice<T, kThreads, false>(in, out, n, flags & kLog, smem);
 }
 
 }  // namespace pk

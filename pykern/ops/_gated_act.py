@@ -7,7 +7,7 @@ from typing import Any
 
 from pykern.errors import require
 from pykern.op import Case, Draw, Spec, Tolerance
-from pykern.ops._rows import aligned, out_aligned
+from pykern.ops._rows import aligned, out_aligned, whole
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, ceil_div, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem
 
@@ -25,7 +25,7 @@ def make_plan(act: str) -> Callable[[Problem, Target], Plan]:
         x = p["x"]
         rows, stride = x.rows("x")
         n = x.shape[-1] // 2
-        ok = aligned(x, rows, stride) and n * x.itemsize % 16 == 0 and out_aligned(p, "y", x.itemsize, rows, n)
+        ok = whole(n, x.itemsize) and aligned(x, rows, stride) and out_aligned(p, "y")
         chunks = rows * ceil_div(n, 16 // x.itemsize)
         kernel = template("gated_act", x.dtype, f"Act::{act}", PER)
         args = (In("x"), OutPtr("y"), I64(rows), I64(stride), I32(n), I32(int(ok)))

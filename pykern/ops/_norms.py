@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pykern.op import Case, Draw, Spec, Tolerance
-from pykern.ops._rows import LONG_THREADS, aligned, every_length, grid_block, group, out_aligned
+from pykern.ops._rows import LONG_THREADS, aligned, every_length, grid_block, group, out_aligned, whole
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Run, Target, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem
 
@@ -25,10 +25,8 @@ def make_plan(p: Problem, layer: bool) -> Plan:
     x, r = p["x"], p["residual"]
     rows, stride_x = x.rows("x")
     stride_r = r.rows("residual")[1] if r is not None else 0
-    flags = aligned(x, rows, stride_x) | aligned(r, rows, stride_r) << 1
-    y_ok = out_aligned(p, "y", x.itemsize, rows, p.n) and (r is None or out_aligned(p, "h", x.itemsize, rows, p.n))
-    weights = [p[w] for w in ("weight", "bias") if p.tensors.get(w) is not None]
-    flags |= y_ok << 2 | all(w.align >= 16 for w in weights) << 3
+    fast = whole(p.n, x.itemsize) and aligned(x, rows, stride_x) and aligned(r, rows, stride_r)
+    fast = fast and out_aligned(p, "y", "h") and all(aligned(p.tensors.get(w), 1, 0) for w in ("weight", "bias"))
     fit = group(p.n, x.dtype)
     if fit is None:
         variant, grid, block = "norm_long", rows, LONG_THREADS
@@ -52,7 +50,7 @@ def make_plan(p: Problem, layer: bool) -> Plan:
         I64(stride_r),
         I32(p.n),
         Run("eps"),
-        I32(flags),
+        I32(int(fast)),
     )
     return Plan((Launch(kernel, grid, block, args),), numerics=x.dtype, variant=variant, why=why)
 

@@ -26,14 +26,18 @@ def grid_block(rows: int, threads: int) -> tuple[int, int]:
 
 
 def aligned(info: TensorInfo | None, rows: int, stride: int) -> bool:
-    """Whether every row of ``info`` (``stride`` elements apart) starts on 16 bytes."""
-    return info is not None and info.align >= 16 and (rows <= 1 or stride * info.itemsize % 16 == 0)
+    """Whether every row of ``info`` (``stride`` elements apart) starts on 16 bytes; true of an absent tensor."""
+    return info is None or (info.align >= 16 and (rows <= 1 or stride * info.itemsize % 16 == 0))
 
 
-def out_aligned(p: Problem, name: str, itemsize: int, rows: int, n: int) -> bool:
-    """The same for a contiguous output, given (``out=``) or fresh."""
-    align = p.outs[name].align if name in p.outs else 256
-    return align >= 16 and (rows <= 1 or n * itemsize % 16 == 0)
+def out_aligned(p: Problem, *names: str) -> bool:
+    """Whether the given (``out=``) outputs start on 16 bytes; fresh ones always do."""
+    return all(p.outs[name].align >= 16 for name in names if name in p.outs)
+
+
+def whole(n: int, itemsize: int) -> bool:
+    """Whether rows of ``n`` contiguous elements are whole chunks of 16 bytes."""
+    return n * itemsize % 16 == 0
 
 
 def lengths(dtype: str) -> Iterator[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pykern.op import Case, Draw, Op, Spec, Tolerance
-from pykern.ops._rows import aligned
+from pykern.ops._rows import aligned, whole
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, Workspace, Ws, ceil_div, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Tensor
 
@@ -20,13 +20,13 @@ def plan(p: Problem, target: Target) -> Plan:
     # Few rows are split until every SM has a block; the words' maximum does not depend on the pieces.
     most = ceil_div(p.n * x.itemsize, PIECE)
     pieces = max(1, min(most, ceil_div(target.sms, rows)))
-    flags = int(aligned(x, rows, stride))
+    fast = int(whole(p.n, x.itemsize) and aligned(x, rows, stride))
     words = Ws(0) if pieces > 1 else I64(0)
     first = Launch(
         template("argmax", x.dtype),
         rows * pieces,
         THREADS,
-        (In("x"), OutPtr("y"), words, I32(p.n), I64(stride), I32(pieces), I32(flags)),
+        (In("x"), OutPtr("y"), words, I32(p.n), I64(stride), I32(pieces), I32(fast)),
     )
     why = (f"{pieces} blocks a row of {p.n}",)
     if pieces == 1:

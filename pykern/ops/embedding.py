@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pykern.op import Case, Draw, Op, Spec, Tolerance
-from pykern.ops._rows import aligned, out_aligned
+from pykern.ops._rows import aligned, out_aligned, whole
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, ceil_div, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Tensor
 
@@ -17,7 +17,7 @@ IDS = ("int64", "int32")
 def plan(p: Problem, target: Target) -> Plan:
     table, ids = p["table"], p["ids"]
     tokens = ids.numel
-    ok = aligned(table, p.v, table.strides[0]) and out_aligned(p, "y", table.itemsize, tokens, p.n)
+    ok = whole(p.n, table.itemsize) and aligned(table, p.v, table.strides[0]) and out_aligned(p, "y")
     chunks = tokens * ceil_div(p.n, 16 // table.itemsize)
     kernel = template("embedding", table.dtype, ids.dtype)
     args = (
@@ -103,7 +103,7 @@ op = Op(
     """,
     mutants=(
         ("table + id * stride", "table + (id + 1) % rows * stride"),
-        ("v[k] = from_float<T>(NAN);", "v[k] = from_float<T>(0.0f);"),
+        ("const T nan = from_float<T>(NAN);", "const T nan = from_float<T>(0.0f);"),
     ),
     benches=({"ids": Spec("int64", (8192,)), "table": Spec("bfloat16", (128256, 4096))},),
 )

@@ -71,7 +71,7 @@ op = Op(
         ("f[i] *= to_float(w[i]);", "f[i] += to_float(w[i]);"),
         ("sum[i] += to_float(r[i]);", "sum[i] -= to_float(r[i]);"),
         ("const float inv_n = 1.0f / static_cast<float>(n);", "const float inv_n = 1.0f / static_cast<float>(n + 1);"),
-        ("if (q < kNormLarge || attempt == 1) break;", "break;"),
+        ("if (q < kNormLarge || attempt == kAttempts - 1) break;", "break;"),
     ),
     peers={"torch": torch_rms_norm, "compile": _norms.compiled(torch_rms_norm)},
     benches=(*_norms.benches(False), *_norms.benches(True)),

@@ -92,12 +92,10 @@ def reference(
 
     rows = []
     for r in range(logits.shape[0]):
-        pick: list[Any] = [
-            default if table is None else table[r].item()
-            for table, default in ((temperatures, temperature), (top_ks, top_k), (top_ps, top_p), (min_ps, min_p))
-        ]
+        tables: Any = ((temperatures, temperature), (top_ks, top_k), (top_ps, top_p), (min_ps, min_p))
+        t, k, p, q = (default if table is None else table[r].item() for table, default in tables)
         offset = 0 if offsets is None else int(offsets[r])
-        rows.append(sample_row(logits[r].double().tolist(), int(seeds[r]), offset, *pick, probs))
+        rows.append(sample_row(logits[r].double().tolist(), int(seeds[r]), offset, t, int(k), p, q, probs))
     ids = torch.tensor([i for i, _ in rows], dtype=torch.int64)
     valid = torch.tensor([v for _, v in rows], dtype=torch.bool)
     return (ids, valid) if return_valid else ids

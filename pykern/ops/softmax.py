@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pykern.op import Case, Draw, Op, Spec, Tolerance
-from pykern.ops._rows import LONG_THREADS, aligned, every_length, grid_block, group, out_aligned
+from pykern.ops._rows import LONG_THREADS, aligned, every_length, grid_block, group, out_aligned, whole
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor
 
@@ -14,8 +14,7 @@ from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor
 def plan(p: Problem, target: Target) -> Plan:
     x = p["x"]
     rows, stride = x.rows("x")
-    aligned_x = aligned(x, rows, stride)
-    aligned_y = out_aligned(p, "y", x.itemsize, rows, p.n)
+    fast = whole(p.n, x.itemsize) and aligned(x, rows, stride) and out_aligned(p, "y")
     fit = group(p.n, x.dtype)
     if fit is None:
         variant, grid, block = "softmax_long", rows, LONG_THREADS
@@ -26,11 +25,9 @@ def plan(p: Problem, target: Target) -> Plan:
         grid, block = grid_block(rows, fit[0])
         kernel = template(variant, x.dtype, *fit)
         why = [f"a row stays in the registers of {fit[0]} threads, {fit[1]} x 16 bytes each"]
-    if not aligned_x:
-        why.append(f"rows of x are not 16-byte aligned (stride {stride}): element loads")
-    if not aligned_y:
-        why.append("rows of y are not 16-byte aligned: element stores")
-    flags = aligned_x | aligned_y << 1 | bool(p.log) << 2
+    if not fast:
+        why.append("rows are not whole, aligned chunks of 16 bytes: element access")
+    flags = fast | bool(p.log) << 1
     args = (In("x"), OutPtr("y"), I64(rows), I32(p.n), I64(stride), I32(flags))
     return Plan((Launch(kernel, grid, block, args),), numerics=x.dtype, variant=variant, why=tuple(why))
 

@@ -126,6 +126,8 @@ def make_args(op: Op, case: Case, seed: int, device: str = "cpu") -> dict[str, A
     rng = torch.Generator().manual_seed(seed)
     if op.make is not None:
         made = op.make(case, rng)
+        for spec in op.inputs:
+            made.setdefault(spec.name, case.get(spec.name, spec.default if isinstance(spec, Scalar) else None))
     else:
         made = {}
         for spec in op.inputs:

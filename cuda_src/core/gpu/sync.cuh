@@ -92,6 +92,10 @@ PK_DEVICE void grid_barrier(uint32_t* counter) {
 }
 
 // ---- any function of three bits, per bit: kTable is the function of a = 0xf0, b = 0xcc, c = 0xaa
+// Makes the compiler forget what it knows of v: what was computed from v before is computed again after, and not kept
+// in registers meanwhile.
+PK_DEVICE void forget(uint32_t& v) { asm volatile("" : "+r"(v)); }
+
 template <int kTable>
 PK_DEVICE uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
   static_assert(kTable >= 0 && kTable < 256, "a truth table of 8 bits");
