@@ -19,7 +19,7 @@ def dense(w: object) -> torch.Tensor:
     return dequantize_blocks(w) if isinstance(w, Blocks) else w.float()
 
 
-@pytest.mark.parametrize("tiny", [Tiny(), Tiny(tied=False), Tiny(biased=True, q_heads=6, kv_heads=2)])
+@pytest.mark.parametrize("tiny", [Tiny(), Tiny(tied=False), Tiny(biased=True, q_heads=6, kv_heads=2, hidden=96)])
 def test_gguf_and_safetensors_agree(tmp_path: Path, tiny: Tiny) -> None:
     arch, name = ("qwen2", "Qwen2ForCausalLM") if tiny.biased else ("llama", "LlamaForCausalLM")
     _, a, _ = load_weights(tiny_gguf(tiny, F32, arch).write(tmp_path / "m.gguf"))
