@@ -10,7 +10,7 @@ namespace pk {
 enum LinearActivation : int { kLinearRelu = 1, kLinearGelu = 2, kLinearGeluTanh = 3, kLinearSilu = 4 };
 
 // Run-time, not a template argument: a uniform branch per output vector, and a fifth of the variants.
-// Additions are __fadd_rn so that no compiler fuses them with a multiplication in one kernel and not in another.
+// Additions are __fadd_rn: no compiler may fuse one with a multiplication in this kernel and not in that one.
 template <int N>
 PK_DEVICE void linear_activate(float (&v)[N], int activation) {
   if (activation == kLinearRelu) {
@@ -32,7 +32,7 @@ PK_DEVICE void linear_activate(float (&v)[N], int activation) {
   }
 }
 
-// Runs of N neighbouring values of a row: whole, in accesses of at most 16 bytes, or the first `valid` singly.
+// Runs of N neighbours of a row: whole, in accesses of at most 16 bytes, or the first `valid` one by one.
 template <int N, typename T>
 PK_DEVICE void load_run(const T* p, bool whole, int valid, float (&out)[N]) {
   constexpr int kPiece = N * int(sizeof(T)) <= 16 ? N : 16 / int(sizeof(T));

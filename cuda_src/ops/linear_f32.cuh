@@ -1,8 +1,8 @@
 // fp32 linear without tensor cores: y[m, n] = act(sum_k x[m, k] * w[n, k] + bias[n]) + residual[m, n].
 //
-// One numerics class: in both kernels every output is one chain acc = fmaf(x[k], w[k], acc) over k = 0, 1, 2 ...,
-// so a row has the same bits alone and in any batch. It rules out split-K, and costs the skinny kernel nothing
-// where the weights come from memory: k * 4 cycles of chain against n * k * 4 bytes of weights.
+// One numerics class: in both kernels every output is one chain acc = fmaf(x[k], w[k], acc) over k from 0
+// up, so a row has the same bits alone and in any batch. It rules out split-K, and costs the skinny kernel
+// nothing where the weights come from memory: k * 4 cycles of chain against n * k * 4 bytes of weights.
 #pragma once
 #include "core/async.cuh"
 #include "core/target.cuh"
@@ -16,6 +16,7 @@ namespace pk {
 // rows lane_m + 4 i and columns lane_n + 8 j of its warp's part. Tiles of x and w keep their rows along k in
 // shared memory, filled by cp.async with no register in between; a thread reads 4 k of a row at once, so that
 // 64 outputs take 16 16-byte reads per 256 multiply-adds. Two buffers, one barrier per 16 k.
+//
 // Gated: rows of the w tile alternate per warp between WN / 2 gate and WN / 2 up rows, and a block owns
 // BM x BN / 2 outputs.
 
@@ -149,6 +150,7 @@ __global__ void __launch_bounds__((BM / WM) * (BN / WN) * 32, 3)
 // Skinny: few tokens, the weights are the traffic and each is read once. A block owns 32 * kRows rows of w
 // and kWarps * kTokens tokens. All threads copy w (and x) through a cp.async ring; lane l of every warp then
 // owns rows l, l + 32, ... and walks k in order, each warp for its own tokens.
+//
 // Gated: the first half of a thread's kRows is gate, the second up, and a block owns 16 * kRows outputs.
 
 template <int kRows, int kBlockTokens>

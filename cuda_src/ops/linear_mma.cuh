@@ -3,8 +3,10 @@
 // A block owns BM x BN outputs, a warp WM x WN of them in registers. Tiles of 64 k (128-byte rows, 16-byte
 // chunks XOR-swizzled by row) come through a cp.async ring of kStages; fragments of the next 16 k are fetched
 // by ldmatrix while the current ones multiply.
-// One numerics class: each output is one chain of mma over k = 0, 16, 32, ... whatever the tile, so a row's bits
-// do not depend on the batch.
+//
+// One numerics class: each output is one chain of mma over k = 0, 16, 32, ... whatever the tile, so a row's
+// bits do not depend on the batch.
+//
 // Gated: rows of the w tile alternate per warp between WN / 2 gate and WN / 2 up rows, and a block owns
 // BM x BN / 2 outputs.
 #pragma once

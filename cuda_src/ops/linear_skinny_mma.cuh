@@ -5,9 +5,12 @@
 // its row, one 16-byte load, and both operands are permuted along k alike, so the sum is the same. A block
 // owns 16 * kRowTiles rows of w and 8 * kTokenTiles tokens; its warps split k into slices of 128, and their
 // partial sums are added in warp order.
-// One numerics class: which k a warp takes, and in which order, is fixed, so a row's bits depend neither on the
-// batch nor on the variant.
-// Gated: the first half of the row tiles is gate, the second up, and a block owns 8 * kRowTiles outputs a token.
+//
+// One numerics class: which k a warp takes, and in which order, is fixed, so a row's bits depend neither on
+// the batch nor on the variant.
+//
+// Gated: the first half of the row tiles is gate, the second up, and a block owns 8 * kRowTiles outputs a
+// token.
 #pragma once
 #include "core/mma.cuh"
 #include "core/target.cuh"
