@@ -56,7 +56,8 @@ def sample_row(
     w = {i: max(v, 0) for i, v in w.items()}
     kept = order[:k] if 0 < k < len(x) else order
     if p < 1:
-        total, before, nucleus = sum(w[i] for i in kept), 0, []
+        nucleus: list[int] = []
+        total, before = sum(w[i] for i in kept), 0
         for i in kept:
             if nucleus and before >= max(p, 0.0) * total:
                 break
