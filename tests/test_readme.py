@@ -1,0 +1,48 @@
+"""What the README shows runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_python_blocks_run(number: int) -> None:
+    exec(compile(BLOCKS[number], f"README.md block {number}", "exec"), {})
+
+
+def test_the_first_kernel_is_checked() -> None:
+    """The comment's promise: one element too many is found, and the tensor named."""
+    from pykern.errors import CheckError
+
+    (block,) = [b for b in BLOCKS if "check=True" in b]
+    space: dict[str, Any] = {}
+    exec(compile(block, "README.md", "exec"), space)
+    with pytest.raises(CheckError, match="x"):
+        space["scale"].launch(4, 256, space["x"], space["y"], 1001, 3.0, check=True)
+
+
+def test_every_op_is_in_the_table() -> None:
+    from pykern import op
+
+    table = README[README.index("## Ops") : README.index("## Analyses")]
+    missing = [name for name in op.names() if f"`{name}`" not in table]
+    assert not missing
+    listed = re.findall(r"`([a-z_]+)`", "".join(line.split("|")[2] for line in table.splitlines() if line.count("|") == 3))
+    assert sorted(set(listed)) == sorted(set(listed) & set(op.names())), "listed, but not there"
+
+
+def test_every_make_target_and_command_it_names_exists() -> None:
+    import pkgutil
+
+    from pykern import commands
+
+    there = {m.name.replace("_", "-") for m in pkgutil.iter_modules(commands.__path__)}
+    named = set(re.findall(r"pykern ([a-z]+)\b(?= [A-Zm…])", README))
+    assert named and named <= there, named - there
