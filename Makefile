@@ -50,7 +50,7 @@ bench:
 	@$(RUN) -m pykern bench
 
 docs:
-	@$(RUN) -m pykern docs --write
+	@$(RUN) scripts/write_docs.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache .coverage htmlcov
