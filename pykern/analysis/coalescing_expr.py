@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import warnings
 from collections.abc import Callable
 
 from pykern.analysis.banks import WARP
@@ -74,7 +75,9 @@ class Expression:
         require(len(text) <= _MAX_TEXT, name, f"{len(text)} characters", f"at most {_MAX_TEXT}")
         source = text.replace("&&", " and ").replace("||", " or ").strip()
         try:
-            self._tree = ast.parse(source, mode="eval").body
+            with warnings.catch_warnings():  # "1if" is a warning to Python, and noise to the caller
+                warnings.simplefilter("ignore")
+                self._tree = ast.parse(source, mode="eval").body
             nodes = sum(1 for _ in ast.walk(self._tree))
             require(nodes <= _MAX_NODES, name, f"{nodes} terms", f"at most {_MAX_NODES}")
             self._check(self._tree)
