@@ -221,7 +221,7 @@ def op_cases(name: str, shape: str, dtype: str, arch: str, given: Given) -> tupl
     for launch in plan.launches:
         grid, block, cluster = (Launch.triple(value) for value in (launch.grid, launch.block, launch.cluster))
         compiled = build.compile_only(launch.source, launch.kernel, number)
-        kernels = select(read_file(str(compiled.path)).kernels, None, None)
+        kernels = select(read_file(str(compiled.path)).kernels, _mangled_part(launch.kernel), None)
         threads = block[0] * block[1] * block[2]
         numbers = replace(given, threads=given.threads or threads)
         if given.dyn_smem is None:
@@ -231,6 +231,12 @@ def op_cases(name: str, shape: str, dtype: str, arch: str, given: Given) -> tupl
         cases.append(replace(case, name=launch.kernel, grid=blocks, cluster=size if size > 1 else None))
     why = f"{name} {plan.variant}: " + "; ".join(plan.why)
     return cases, why
+
+
+def _mangled_part(instance: str) -> str:
+    """What the mangled name of a kernel instance holds: ``12softmax_rows`` for ``pk::softmax_rows<float, 4>``."""
+    base = instance.partition("<")[0].split("::")[-1].strip()
+    return f"{len(base)}{base}"
 
 
 def problem_values(op: Any, shape: str, dtype: str) -> dict[str, Any]:
