@@ -102,8 +102,16 @@ class Engine:
     def choose(self, logits: torch.Tensor, sequences: list[Sequence], sampling: list[Sampling]) -> list[int]:
         """The next id of each sequence."""
         if all(s.temperature == 0 for s in sampling):
-            return self.model.ops.argmax(logits).tolist()
-        return sample_rows(self.model.ops, logits, sequences, sampling)
+            ids = self.model.ops.argmax(logits)
+            valid = logits.gather(1, ids.unsqueeze(1)).squeeze(1).isfinite()  # a row of NaN has no argmax
+        else:
+            ids, valid = sample_rows(self.model.ops, logits, sequences, sampling)
+        rows = torch.stack([ids, valid.to(ids.dtype)]).tolist()  # one copy from the device
+        for sequence, ok in zip(sequences, rows[1], strict=True):
+            if not ok:
+                after = f"after {len(sequence.ids)} tokens"
+                raise ModelError(f"no token has a valid probability {after}: the logits are NaN or infinite")
+        return rows[0]
 
     def generate(
         self,
@@ -158,7 +166,7 @@ def sample_rows(
     def column(values: list[Any], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=logits.device)
 
-    ids, valid = ops.sample(
+    return ops.sample(
         logits,
         column([s.seed for s in sampling], torch.int64),
         offsets=column([len(s.ids) for s in sequences], torch.int64),
@@ -168,10 +176,3 @@ def sample_rows(
         min_ps=column([s.min_p for s in sampling], torch.float32),
         return_valid=True,
     )
-    rows: list[int] = ids.tolist()
-    for sequence, ok in zip(sequences, valid.tolist(), strict=True):
-        if not ok:
-            raise ModelError(
-                f"no token has a valid probability after {len(sequence.ids)} tokens: the logits are NaN"
-            )
-    return rows

@@ -123,7 +123,7 @@ class Meter:
             name = self.kernels.get(kernel_name(event.name))
             if event.device_type == DeviceType.CUDA and name is not None:
                 self.rows[name].launches += 1
-                self.rows[name].seconds += event.device_time / 1e6
+                self.rows[name].seconds += event.time_range.elapsed_us() / 1e6
 
     def table(self) -> list[dict[str, Any]]:
         """One dict per op that ran, the slowest first: op, launches, bytes, seconds, share, backend."""

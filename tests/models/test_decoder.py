@@ -199,8 +199,9 @@ def test_sampling_belongs_to_its_request(tmp_path: Path, ops: str) -> None:
 def test_nan_logits_are_reported(tmp_path: Path, ops: str) -> None:
     engine = tiny_engine(tmp_path, ops)
     engine.model.weights.norm = torch.full_like(engine.model.weights.norm, float("nan"))
-    with pytest.raises(ModelError, match="no token has a valid probability after 13 tokens"):
-        greedy(engine, [PROMPT], 3, sampling=Sampling(temperature=1.0))
+    for sampling in (Sampling(), Sampling(temperature=1.0)):
+        with pytest.raises(ModelError, match="no token has a valid probability after 13 tokens"):
+            greedy(engine, [PROMPT], 3, sampling=sampling)
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
