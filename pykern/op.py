@@ -332,7 +332,11 @@ class Runtime:
         self.torch = torch
         self.cuda = torch.cuda.is_available()
         self.library = torch.library.Library("pykern", "FRAGMENT")
-        self.launcher, self.host_runtime = build.prepare(self.cuda)
+        self.host_runtime: Any = None  # on a GPU machine the first CPU call brings it: its build takes seconds
+        if self.cuda:
+            self.launcher = build.launcher(True)
+        else:
+            self.launcher, self.host_runtime = build.prepare(False)
         self.slots: list[_Slot] = []
         self.functions: dict[str, Callable[..., Any]] = {}
         self.lock = threading.RLock()
@@ -369,6 +373,17 @@ class Runtime:
         )
         self.apply_host(host_options())
 
+    def _need_host(self) -> None:
+        """Before the first plan for CPU tensors: load the host runtime and tell the launcher."""
+        if self.host_runtime is None:
+            from pykern.jit import build
+
+            runtime = build.host_runtime()
+            with self.lock:
+                if self.host_runtime is None:
+                    self.host_runtime = runtime
+                    self._bind()
+
     # -- callbacks of the launcher
 
     def raiser(self, kind: str, message: str) -> None:
@@ -382,7 +397,7 @@ class Runtime:
     def on_checked(self, slot: int, failed: int) -> None:
         from pykern import check
 
-        check.collect(self.slots[slot].op.name, bool(failed), self.host_runtime)
+        check.collect(self.slots[slot].op.name, bool(failed), self.host_runtime, host_options().check)
 
     def planner(self, slot: int, key: bytes) -> bytes:
         """Plan one call: on a memo miss, with the GIL; one thread plans a key, others wait without the GIL."""
@@ -408,6 +423,8 @@ class Runtime:
         options = host_options()
         checked = problem.device == "cpu" and (options.check or options.trace)
         target = options.target() if problem.device == "cpu" else self.target(problem.index)
+        if problem.device == "cpu":
+            self._need_host()
         made = op.planned(problem, target)
         backend = "host" if problem.device == "cpu" else "cuda"
 

@@ -237,6 +237,21 @@ def compile_only(source: str, instance: str, arch: str, extra_flags: Sequence[st
 _singles: dict[str, Any] = {}
 
 
+def _runtime_files(text: str) -> tuple[str, dict[str, str]]:
+    """The runtime in two halves that compile at once: what runs kernels (whole, so that it inlines), the checker.
+
+    ``runtime.cpp`` lists its parts by ``#include``; where it holds anything else it stays one file.
+    """
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("//")]
+    parts = [re.fullmatch(r'#include "host/(\w+)\.cpp"', line.strip()) for line in lines]
+    names = [part[1] for part in parts if part]
+    halves = [[name for name in names if name.startswith("check") == checks] for checks in (False, True)]
+    if len(names) < len(lines) or not all(halves):
+        return '#include "host/runtime.cpp"\n', {}
+    run, check = ("".join(f'#include "host/{name}.cpp"\n' for name in half) for half in halves)
+    return run, {"checker.cpp": check}
+
+
 def host_runtime() -> ctypes.CDLL:
     """The host backend's runtime, loaded once with its symbols global.
 
@@ -247,9 +262,10 @@ def host_runtime() -> ctypes.CDLL:
     file = sources.root() / "host" / "runtime.cpp"
     if not file.is_file():
         raise ArgumentError("source", repr(str(file)), "the host backend's runtime")
+    first, more = _runtime_files(file.read_text())
     recipe = Recipe(
-        "host_runtime", "runtime.cpp", '#include "host/runtime.cpp"\n', sources.closure(file),
-        flags.host_runtime(toolchain.cxx()), (), flags.LINK_RUNTIME, False, kernel="host runtime",
+        "host_runtime", "runtime.cpp", first, sources.closure(file), flags.host_runtime(toolchain.cxx()), (),
+        flags.LINK_RUNTIME, False, kernel="host runtime", more=more,
     )  # fmt: skip
     found = extension.obtain(recipe, lambda entry, _: ctypes.CDLL(str(entry.path), ctypes.RTLD_GLOBAL))
     return _singles.setdefault("host", found)

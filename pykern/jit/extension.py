@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ class Recipe:
     abi: str = ""
     identity: str | None = None
     kernel: str = ""
+    more: dict[str, str] = field(default_factory=dict)  # further files, compiled beside the first one
 
     def key(self) -> str:
         """Digest of contents, flags and compiler versions.
@@ -88,7 +89,7 @@ class Recipe:
             repr(list(self.cuda_cflags)),
             repr(list(self.ldflags)),
         ]
-        parts += [*compilers, os.uname().machine, self.abi]
+        parts += [*compilers, os.uname().machine, self.abi, repr(sorted(self.more.items()))]
         encoded = [part.encode() for part in parts]
         for name in sorted(self.contents):
             encoded += [name.encode(), self.contents[name]]
@@ -122,6 +123,7 @@ def _environment(cpp_extension: Any, cuda: toolchain.CudaToolchain | None) -> It
             wanted: dict[str, str | None] = {
                 "PATH": ninja + os.pathsep + os.environ.get("PATH", os.defpath),
                 "CXX": str(toolchain.find_cxx()),
+                "MAX_JOBS": str(limits.jobs(cuda is not None)),  # a library of several files
                 "CC": None,  # would become a second -ccbin
                 "PYTORCH_NVCC": f"sh ./{NVCC_WRAPPER}",  # relative: each build has its own, in its folder
             }
@@ -164,7 +166,9 @@ def _prepare_cuda(work: Path, cuda: toolchain.CudaToolchain, torch_cuda: str | N
 
 def _compile(recipe: Recipe, key: str, work: Path) -> str:
     """Run ``load`` in ``work``; leaves ``lib.so`` there and returns nvcc's report. Raises BuildError."""
-    (work / recipe.filename).write_text(recipe.text)
+    files = {recipe.filename: recipe.text, **recipe.more}
+    for name, text in files.items():
+        (work / name).write_text(text)
     import torch
     from torch.utils import cpp_extension
 
@@ -180,7 +184,7 @@ def _compile(recipe: Recipe, key: str, work: Path) -> str:
     with _environment(cpp_extension, cuda):
         built = cpp_extension.load(
             name=f"pk_{recipe.label}_{key}",
-            sources=[str(work / recipe.filename)],
+            sources=[str(work / name) for name in files],
             extra_cflags=list(recipe.cflags),
             extra_cuda_cflags=list(recipe.cuda_cflags) or None,
             extra_ldflags=ldflags,
@@ -226,7 +230,7 @@ def _build(recipe: Recipe, key: str, name: str, private: bool) -> Entry:
             log = _compile(recipe, key, work)
             seconds = round(time.monotonic() - started, 3)
         record = {"label": recipe.label, "kernel": recipe.kernel, "seconds": seconds, "log": log}
-        entry = cache.publish(work, name, record, keep=(recipe.filename,))
+        entry = cache.publish(work, name, record, keep=(recipe.filename, *recipe.more))
         builds += 1
         return entry
     except PykernError:

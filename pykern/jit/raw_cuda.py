@@ -96,7 +96,8 @@ def compile_nvrtc(kernel: RawKernel, arch: str) -> tuple[bytes, str]:
 
 
 _lock = threading.Lock()
-_functions: dict[tuple[Any, ...], tuple[dict[str, sources.Stat | None], ctypes.c_void_p]] = {}
+_Known = tuple[dict[str, sources.Stat | None], dict[str, bytes], ctypes.c_void_p]  # stats, contents, CUfunction
+_functions: dict[tuple[Any, ...], _Known] = {}
 
 
 def function(kernel: RawKernel, index: int) -> ctypes.c_void_p:
@@ -104,18 +105,19 @@ def function(kernel: RawKernel, index: int) -> ctypes.c_void_p:
     key = (kernel.source.path, kernel.instance, kernel.source.flags, index)
     known = _functions.get(key)
     if known is not None and sources.unchanged(known[0]):
-        return known[1]
+        return known[2]
     with _lock:
         known = _functions.get(key)
-        _, stats = sources.walk(kernel.source.path, "cuda")
-        if known is not None and known[0] == stats and sources.unchanged(stats):
-            return known[1]
+        contents, stats = sources.walk(kernel.source.path, "cuda")
+        if known is not None and known[1] == contents:
+            _functions[key] = (stats, contents, known[2])
+            return known[2]
         if extension.capturing():
             raise CaptureError(
-                f"{kernel.instance} is not compiled yet and a CUDA graph is being captured: run it once before"
+                f"{kernel.instance} is not compiled yet and a CUDA graph is being captured: call its build() before"
             )
         made = _load(kernel, index)
-        _functions[key] = (stats, made)
+        _functions[key] = (stats, contents, made)
         return made
 
 
