@@ -33,8 +33,8 @@ def recording() -> Iterator[list[dict[str, Any]]]:
         _local.reports = before
 
 
-def collect(op: str, failed: bool, runtime: Any) -> None:
-    """Called by the launcher after every checked run on this thread; raises CheckError on findings."""
+def collect(op: str, failed: bool, runtime: Any, raising: bool = True) -> None:
+    """Called after every checked run on this thread; raises CheckError on findings if ``raising``."""
     reports = getattr(_local, "reports", None)
     if not failed and reports is None:
         return
@@ -46,7 +46,7 @@ def collect(op: str, failed: bool, runtime: Any) -> None:
     if reports is not None:
         lines = [resolve(row) for row in report.get("lines", [])]
         reports.append({"op": op, "findings": findings, "lines": lines, "launches": report.get("launches", [])})
-    if findings:
+    if findings and raising:
         first = findings[0]
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
         raise CheckError(f"{op}: {sentence(first)}{more}", findings)
@@ -104,3 +104,19 @@ def _symbol(path: str, address: int) -> tuple[str, int] | None:
     own = [f for f in frames if not {"core", "host"} & set(Path(f[0]).parent.parts[-1:])]
     found = (own or frames)[:1]
     return (Path(found[0][0]).name, found[0][1]) if found else None
+
+
+def table(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The memory instructions of some reports, one row per (file, line, space, op, width), most sectors first.
+
+    ``sectors`` of 32 bytes and ``wavefronts`` are what the hardware would count, the ideal ones what the bytes need.
+    """
+    sums = ("requests", "lanes", "sectors", "ideal_sectors", "wavefronts", "ideal_wavefronts", "unique_bytes")
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for report in reports:
+        for row in report["lines"]:
+            key = tuple(row.get(k) for k in ("file", "line", "space", "op", "bytes"))
+            into = rows.setdefault(key, dict(zip(("file", "line", "space", "op", "bytes"), key, strict=True)))
+            for name in sums:
+                into[name] = into.get(name, 0) + row.get(name, 0)
+    return sorted(rows.values(), key=lambda r: (-r["sectors"], -r["wavefronts"], str(r["file"]), r["line"] or 0))

@@ -326,7 +326,7 @@ void run_host(int slot, const Record& rec, const Call& c, const Buffers& b, void
   PkEntry entry[kMaxLaunches];
   std::vector<PkRegion> regions;
   std::vector<int32_t> arg_region;
-  const bool check = t_host.check != 0 || t_host.trace != 0;
+  const bool check = t_host.check != 0;
   if (check) {  // describe every tensor, so that the checker can fence it and name it
     for (int k = 0; k < c.nt; ++k) {
       const int64_t item = c.ptr[k] ? itemsize(c.dtype[k]) : 1;
@@ -576,7 +576,7 @@ API int pkl_register(int slot, const char* name, const char* args, const char* a
 // Options of host launches made by the calling thread; `word` tells plans made under different options apart.
 API void pkl_host_options(int check, int trace, int threads, uint64_t seed, int async_order, int sms, int64_t word) {
   t_host = PkOptions{};
-  t_host.check = check;
+  t_host.check = check || trace;  // the traffic table is the checker's; Python raises only on what it was asked to
   t_host.trace = trace;
   t_host.threads = threads;
   t_host.seed = seed;
