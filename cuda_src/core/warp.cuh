@@ -19,9 +19,7 @@ PK_DEVICE int warp_id() { return thread_rank() / kWarp; }
 template <int W = kWarp, class T, class Combine>
 PK_DEVICE T warp_reduce(T v, Combine combine) {
   static_assert(W == 1 || W == 2 || W == 4 || W == 8 || W == 16 || W == 32, "a power of two up to 32 lanes");
-#pragma unroll
-  for (int offset = W / 2; offset > 0; offset /= 2) v = combine(v, __shfl_xor_sync(kFullMask, v, offset));
-  return v;
+  return detail::butterfly<W>(v, combine);
 }
 template <int W = kWarp, class T>
 PK_DEVICE T warp_sum(T v) {

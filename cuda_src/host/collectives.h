@@ -76,6 +76,39 @@ PK_DEVICE T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32, P
   return pk::host::shuffle(mask, v, source >= begin ? source : me, PK_AT);
 }
 
+// ---- for core/warp.cuh: combine(own, partner's) over partners W / 2, ..., 2, 1 lanes apart. One meeting of the lanes
+// instead of one for each step: the last to come does all the steps for all, in the same order.
+namespace pk::host {
+template <class T, class Combine>
+struct ButterflyLane {
+  T value;
+  Combine combine;
+};
+template <int W, class T, class Combine>
+PK_NOSAN void butterfly_warp(void** slots) {
+  ButterflyLane<T, Combine>* lanes[32];
+  T value[32], next[32];
+  for (int l = 0; l < 32; ++l) {
+    lanes[l] = static_cast<ButterflyLane<T, Combine>*>(slots[l]);
+    value[l] = lanes[l]->value;
+  }
+  for (int offset = W / 2; offset > 0; offset /= 2) {
+    for (int l = 0; l < 32; ++l) next[l] = lanes[0]->combine(value[l], value[l ^ offset]);
+    for (int l = 0; l < 32; ++l) value[l] = next[l];
+  }
+  for (int l = 0; l < 32; ++l) lanes[l]->value = value[l];
+}
+}  // namespace pk::host
+namespace pk::detail {
+template <int W, class T, class Combine>
+PK_DEVICE T butterfly(T v, Combine combine, PK_HERE) {
+  if constexpr (W == 1) return v;
+  host::ButterflyLane<T, Combine> mine{v, combine};
+  pkh_warp("a warp reduction", &mine, host::butterfly_warp<W, T, Combine>, PK_AT);
+  return mine.value;
+}
+}  // namespace pk::detail
+
 // ---- votes, match, reduce
 PK_DEVICE unsigned __ballot_sync(unsigned mask, int p, PK_HERE) {
   return pkh_vote(mask, pk::host::kBallot, p != 0, nullptr, PK_AT);

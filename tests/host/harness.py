@@ -129,10 +129,14 @@ def build(kernels: Sequence[tuple[str, str, bool]]) -> None:
         for source, _, _ in todo:
             if source not in spaces:
                 spaces[source] = f"k{len(spaces)}"
-                text += f'namespace {spaces[source]} {{\n#line 1 "kernel.cuh"\n{source}\n}}\n'
+                lines = source.splitlines()
+                text += "\n".join(line for line in lines if line.startswith("#include")) + "\n"
+                body = "\n".join("" if line.startswith("#include") else line for line in lines)
+                text += f'namespace {spaces[source]} {{\n#line 1 "kernel.cuh"\n{body}\n}}\n'
         for i, (source, instance, _) in enumerate(todo):
-            text += f"#undef pk_variant_run_\n#define pk_variant_run_ run_{i}\n#undef pk_entry\n#define pk_entry pk_entry_{i}\n"
-            text += f"PK_VARIANT({spaces[source]}::{instance})\n"
+            for name in ("pk_variant_run_", "pk_entry"):
+                text += f"#undef {name}\n#define {name} {name}_{i}\n"
+            text += f"namespace {spaces[source]} {{ PK_VARIANT({instance}) }}\n"
         path = _build("kernels", text, FLAGS + (CHECKED if check else PLAIN))
         library = ctypes.CDLL(str(path))
         _libraries.append(library)

@@ -4,6 +4,16 @@
 
 namespace pk {
 
+// ---- for core/warp.cuh: combine(own, partner's) over partners W / 2, ..., 2, 1 lanes apart
+namespace detail {
+template <int W, class T, class Combine>
+PK_DEVICE T butterfly(T v, Combine combine) {
+#pragma unroll
+  for (int offset = W / 2; offset > 0; offset /= 2) v = combine(v, __shfl_xor_sync(0xffffffffu, v, offset));
+  return v;
+}
+}  // namespace detail
+
 // ---- named barriers: id 1 to 15 (0 is __syncthreads), threads a multiple of 32
 PK_DEVICE void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -95,6 +105,7 @@ PK_DEVICE void grid_barrier(uint32_t* counter) {
 // Makes the compiler forget what it knows of v: what was computed from v before is computed again after, and not kept
 // in registers meanwhile.
 PK_DEVICE void forget(uint32_t& v) { asm volatile("" : "+r"(v)); }
+PK_DEVICE void forget(float& v) { asm volatile("" : "+f"(v)); }
 
 template <int kTable>
 PK_DEVICE uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
