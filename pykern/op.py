@@ -661,6 +661,12 @@ def make_public(op: Op, torch: Any) -> Callable[..., Any]:
             lines.append(f"            _out({call}, {op.outputs[0].name}=out)")
             lines.append("            return out")
         else:
+            if op.unpack:
+                lines.append("            if isinstance(out, _Tensor):  # the optional outputs were not asked for")
+                lines.append("                _all = (out, *(out.new_empty(0, dtype=d or out.dtype) for d in _rest))")
+                outs = ", ".join(f"{o.name}=_all[{i}]" for i, o in enumerate(op.outputs))
+                lines.append(f"                _out({call}, {outs})")
+                lines.append("                return out")
             outs = ", ".join(f"{o.name}=out[{i}]" for i, o in enumerate(op.outputs))
             lines.append(f"            _out({call}, {outs})")
             lines.append(f"            return {'_unpack(out, locals())' if op.unpack else 'out'}")
@@ -675,6 +681,8 @@ def make_public(op: Op, torch: Any) -> Callable[..., Any]:
     lines.append("        raise")
     space: dict[str, Any] = {
         "_ArgumentError": ArgumentError,
+        "_Tensor": torch.Tensor,
+        "_rest": [getattr(torch, o.dtype, None) if isinstance(o.dtype, str) else None for o in op.outputs[1:]],
         "_default": default, "_out": out_overload, "_unpack": op.unpack,
         "_explain": lambda error, values: explain_types(op, error, values, torch),
     }  # fmt: skip

@@ -41,12 +41,12 @@ def test_exactly_k_with_ties_to_the_lowest_index() -> None:
 
 def test_temperature_zero_and_tiny() -> None:
     row = torch.tensor([[2.875, 2.955, 11.0625, -2.4473]], dtype=torch.float16)
-    assert all(pykern.sample(row, torch.tensor([s]), 1e-5).item() == 2 for s in range(20))
-    assert pykern.sample(row, torch.tensor([0]), 0.0).item() == 2
-    assert pykern.sample(torch.tensor([[2, -math.inf, 5, 5]]), torch.tensor([1]), 0.0).item() == 2
+    assert all(pykern.sample(row, torch.tensor([s]), temperature=1e-5).item() == 2 for s in range(20))
+    assert pykern.sample(row, torch.tensor([0]), temperature=0.0).item() == 2
+    assert pykern.sample(torch.tensor([[2, -math.inf, 5, 5]]), torch.tensor([1]), temperature=0.0).item() == 2
     for wrong in (-1.0, math.nan):
         with pytest.raises(ArgumentError, match="temperature"):
-            pykern.sample(row, torch.tensor([0]), wrong)
+            pykern.sample(row, torch.tensor([0]), temperature=wrong)
 
 
 def test_a_request_draws_the_same_in_any_batch() -> None:
