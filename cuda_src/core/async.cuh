@@ -28,4 +28,13 @@ PK_DEVICE uint64_t wgmma_desc_sw128(const void* p) {
          uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
 
+// wgmma_wait that says which accumulators it completes. Without that the compiler may move arithmetic on them
+// before the wait, and ptxas then serialises every wgmma to keep it right.
+template <int kPending, int N>
+PK_DEVICE void wgmma_wait(float (&d)[N]) {
+  wgmma_wait<kPending>();
+#pragma unroll
+  for (int i = 0; i < N; ++i) forget(d[i]);
+}
+
 }  // namespace pk

@@ -148,6 +148,7 @@ PK_DEVICE void spin_until_ge(const uint32_t* p, uint32_t v, PK_HERE) { pkh_spin_
 PK_DEVICE void grid_barrier(uint32_t* counter, PK_HERE) { pkh_grid_barrier(counter, PK_AT); }
 
 // ---- bit tricks
+PK_DEVICE void forget(float&) {}
 PK_DEVICE void forget(uint32_t&) {}  // on a GPU: do not keep what was computed from the argument in registers
 
 template <int kTable>

@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(128) warpgroup(const pk::bf16* a, const pk::bf
   for (int k = 0; k < 4; ++k)
     pk::wgmma<N, pk::bf16>(acc, pk::wgmma_desc_sw128(s.a + 16 * k), pk::wgmma_desc_sw128(s.b + 16 * k), k != 0);
   pk::wgmma_commit();
-  pk::wgmma_wait<0>();
+  pk::wgmma_wait<0>(acc);
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) d[pk::wgmma_row(threadIdx.x, i) * N + pk::wgmma_col(threadIdx.x, i)] = acc[i];
 }

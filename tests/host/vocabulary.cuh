@@ -22,7 +22,8 @@ PK_DEVICE void use_wgmma(VocabularySmem& s, float* out) {
   pk::wgmma_fence();
   pk::wgmma<N, T>(d, pk::wgmma_desc_sw128(s.a), pk::wgmma_desc_sw128(s.b), 0);
   pk::wgmma_commit();
-  pk::wgmma_wait<0>();
+  pk::wgmma_wait<1>();
+  pk::wgmma_wait<0>(d);
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) out[i * 128 + threadIdx.x] += d[i];
 }
@@ -75,6 +76,7 @@ __global__ void __launch_bounds__(128, 1) vocabulary(const __grid_constant__ pk:
 
   out[12] = pk::block_sum<128>(pk::warp_sum<8>(in[6]), s.scratch) + pk::block_max<128>(in[7], s.scratch);
   out[13] = pk::warp_max(in[6]) + pk::warp_min(in[7]) + pk::block_min<128>(in[8], s.scratch);
+  pk::forget(r[0]), pk::forget(d[0]);
   out[14] = static_cast<float>(pk::lop3<0xea>(flag[0], flag[1], flag[2]) + pk::prmt(flag[3], 4, 0x4321));
 
   pk::mbar_init(s.bars, 1);
