@@ -204,6 +204,19 @@ def test_nan_logits_are_reported(tmp_path: Path, ops: str) -> None:
             greedy(engine, [PROMPT], 3, sampling=sampling)
 
 
+@pytest.mark.slow
+def test_real_logits_have_the_same_bits(smollm2: Any, golden: list[dict]) -> None:
+    """The real model on the host backend: the prompt whole, in chunks, and among eight ragged others."""
+    engine = real_engine(smollm2, "pykern", tokens=1024)
+    prompt = golden[1]["ids"]
+    whole = logits_of(engine, prompt)
+    assert int(whole.argmax()) == golden[1]["new"][0]
+    for chunk in (1, 7):
+        assert torch.equal(logits_of(engine, prompt, chunk), whole), chunk
+    others = [Sequence([(977 * i + j) % 49152 for j in range(1 + i % 4)]) for i in range(8)]
+    assert torch.equal(engine.prefill([*others[:5], Sequence(list(prompt)), *others[5:]])[5], whole)
+
+
 def test_bad_arguments(tmp_path: Path) -> None:
     engine = tiny_engine(tmp_path, "reference")
     with pytest.raises(ArgumentError, match="max_tokens: got -1"):
