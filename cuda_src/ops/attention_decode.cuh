@@ -261,14 +261,14 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
         const float top = fmaxf(fmaxf(s[0][2 * h], s[0][2 * h + 1]), fmaxf(s[1][2 * h], s[1][2 * h + 1]));
         const float now = fmaxf(m[h], warp_max<4>(top) * fold);
         const float base = finite_base(now);
-        keep[h] = exp2f(m[h] - base);
+        keep[h] = exp2_approx(m[h] - base);
         m[h] = now;
         l[h] *= keep[h];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
 #pragma unroll
           for (int e = 2 * h; e < 2 * h + 2; ++e) {
-            s[j][e] = exp2f(fmaf(s[j][e], fold, -base));
+            s[j][e] = exp2_approx(fmaf(s[j][e], fold, -base));
             l[h] += s[j][e];
           }
         }

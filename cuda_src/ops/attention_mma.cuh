@@ -41,8 +41,12 @@ PK_DEVICE KeyRow find_key_row(const Problem<T>& p, int s, const Sequence& seq, i
     bad = true;
     slot.page = 0;
   }
-  return KeyRow{static_cast<uint32_t>((slot.page * p.k_page_stride + slot.row * p.k_stride) / 8),
-                static_cast<uint32_t>((slot.page * p.v_page_stride + slot.row * p.v_stride) / 8)};
+  // Strides are multiples of 8 and the sum fits, so 32-bit arithmetic is exact.
+  auto row_of = [&](int64_t page_stride, int64_t stride) {
+    return static_cast<uint32_t>(slot.page) * static_cast<uint32_t>(page_stride / 8) +
+           static_cast<uint32_t>(slot.row) * static_cast<uint32_t>(stride / 8);
+  };
+  return KeyRow{row_of(p.k_page_stride, p.k_stride), row_of(p.v_page_stride, p.v_stride)};
 }
 
 // Starts the copies of rows [0, kKeys) of a tile of k and of v; thread `rank` of kThreads takes every kThreads-th
@@ -50,13 +54,15 @@ PK_DEVICE KeyRow find_key_row(const Problem<T>& p, int s, const Sequence& seq, i
 template <class T, int kDim, int kKeys, int kThreads>
 PK_DEVICE void copy_keys(T* k, T* v, const T* k_head, const T* v_head, const KeyRow* rows, int rank, int d) {
   constexpr int kChunks = kDim / 8;
-#pragma unroll
+  constexpr int kUnroll = kKeys * kChunks > 8 * kThreads ? 4 : 8;  // more addresses at once would spill
+#pragma unroll kUnroll
   for (int i = 0; i < kKeys * kChunks; i += kThreads) {
     const int key = (i + rank) / kChunks, c = (i + rank) % kChunks;
     if (c * 8 >= d) continue;
     const KeyRow row = ld(&rows[key]);
-    cp_async<16>(&k[tile_at<kDim>(key, c)], k_head + static_cast<int64_t>(row.k) * 8 + c * 8);
-    cp_async<16>(&v[tile_at<kDim>(key, c)], v_head + static_cast<int64_t>(row.v) * 8 + c * 8);
+    const int at = tile_at<kDim>(key, c);
+    cp_async<16>(&k[at], k_head + c * 8 + static_cast<uint64_t>(row.k) * 8);
+    cp_async<16>(&v[at], v_head + c * 8 + static_cast<uint64_t>(row.v) * 8);
   }
 }
 
@@ -94,7 +100,7 @@ PK_DEVICE void weights_fragment(uint32_t (&a)[4], const float (&s)[kTiles][4], i
 
 // cap * tanh(x / cap) in log2 units, from exp2: absolute error below 1e-6 of the cap, under 16-bit rounding.
 PK_DEVICE float capped_score(const ScoreScale& scale, float dot) {
-  const float e = exp2f(dot * scale.inner * (2.f * kLog2e));
+  const float e = exp2_approx(dot * scale.inner * (2.f * kLog2e));
   return scale.outer * (1.f - 2.f * __fdividef(1.f, e + 1.f));
 }
 

@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_prefill(PK_ATTENTION_PA
       for (int h = 0; h < 2; ++h) {
         const float now = fmaxf(m[i][h], warp_max<4>(top[h]) * fold);
         base[h] = finite_base(now);
-        keep[h] = exp2f(m[i][h] - base[h]);
+        keep[h] = exp2_approx(m[i][h] - base[h]);
         m[i][h] = now;
         l[i][h] *= keep[h];
       }
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_prefill(PK_ATTENTION_PA
       for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          s[i][j][e] = exp2f(fmaf(s[i][j][e], fold, -base[e / 2]));
+          s[i][j][e] = exp2_approx(fmaf(s[i][j][e], fold, -base[e / 2]));
           l[i][e / 2] += s[i][j][e];
         }
       }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from pykern.op import Case, Spec
@@ -52,7 +53,7 @@ def reference(
         bounds = [int(x) for x in cu_q]
     out = torch.zeros(tokens, heads, d, dtype=torch.float64)
     lse = torch.full((tokens, heads), -math.inf, dtype=torch.float64)
-    for s, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for s, (begin, end) in enumerate(pairwise(bounds)):
         ks, vs = (x.double().repeat_interleave(group, 1) for x in keys_of(s, k, v, cu_kv, kv_lens, page_table))
         q_len, kv_len = end - begin, ks.shape[0]
         if q_len == 0 or kv_len == 0:

@@ -1,4 +1,4 @@
-"""Merge two partial attention states: out = (wa a + wb b) / (wa + wb), lse = log(wa + wb), w = exp(lse), natural log."""
+"""Merge partial attention states: out = (wa a + wb b) / (wa + wb), lse = log(wa + wb), w = exp(lse), natural log."""
 
 from __future__ import annotations
 

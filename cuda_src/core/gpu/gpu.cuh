@@ -39,6 +39,7 @@ PK_DEVICE uint32_t smem_u32(const void* p) { return static_cast<uint32_t>(__cvta
 
 #include "core/gpu/types.cuh"
 #include "core/gpu/packed.cuh"
+#include "core/gpu/math.cuh"
 #include "core/gpu/memory.cuh"
 #include "core/gpu/sync.cuh"
 #include "core/gpu/mma.cuh"
