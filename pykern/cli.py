@@ -7,7 +7,7 @@ import pkgutil
 
 import click
 
-from pykern import commands
+from pykern import __version__, commands
 from pykern.errors import PykernError
 
 
@@ -41,7 +41,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="pykern", prog_name="pykern", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="pykern", message="%(prog)s %(version)s")
 def main() -> None:
     """CUDA kernels for LLM inference that also run, checked, on a machine with no GPU."""
 
