@@ -160,8 +160,11 @@ class Engine:
 
 def sample_rows(
     ops: Any, logits: torch.Tensor, sequences: list[Sequence], sampling: list[Sampling]
-) -> list[int]:
-    """Sampled ids: a row's random number comes from its request's seed and how long the request is, nothing else."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sampled ids, and whether each is valid.
+
+    A row's random number comes from its request's seed and how long the request is, nothing else.
+    """
 
     def column(values: list[Any], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=logits.device)
