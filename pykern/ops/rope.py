@@ -16,13 +16,19 @@ from pykern.schema import FLOATS, Out, Problem, Scalar, Tensor
 
 def plan(p: Problem, target: Target) -> Plan:
     x = p["x"]
-    threads = p.t * p.h * _rope.pairs(p)
+    fast = _rope.fast(p, x) and all(t.align >= 16 for t in p.outs.values())
+    threads = p.t * p.h * _rope.pieces(p, fast, x.itemsize)
     args = (
         In("x"), In("positions"), In("cos_sin"), OutPtr("y"), I64(p.t), I32(p.h), I32(p.d), I32(p.r), I64(p.rows),
-        I64(x.strides[0]), I64(x.strides[1]), I32(int(p.interleaved)),
+        I64(x.strides[0]), I64(x.strides[1]), I32(int(p.interleaved)), I32(int(fast)),
     )  # fmt: skip
     launch = Launch(template("rope", x.dtype), ceil_div(threads, _rope.THREADS), _rope.THREADS, args)
-    return Plan((launch,), numerics=x.dtype, variant="rope", why=("a thread rotates one pair",))
+    return Plan(
+        (launch,),
+        numerics=x.dtype,
+        variant="rope",
+        why=("a thread rotates 16 bytes of pairs" if fast else "a thread rotates one pair",),
+    )
 
 
 def reference(x: Any, positions: Any, cos_sin: Any, interleaved: bool = False) -> Any:
@@ -38,7 +44,7 @@ def draw(draw: Draw) -> Case:
     from pykern.testing import sizes, tensor_spec
 
     dtype = draw.one_of(FLOATS)
-    t, h, d = draw(sizes(0, 6)), draw(sizes(1, 4)), draw(sizes(2, 40, around=[8, 16]))
+    t, h, d = draw(sizes(0, 6)), draw(sizes(1, 4)), draw(sizes(2, 40, around=[8, 16, 32]))
     r = 2 * draw(sizes(1, d // 2, around=[d // 2]))
     return {
         "x": draw(tensor_spec(dtype, (t, h, d))),
@@ -103,6 +109,7 @@ op = Op(
         ArgumentError: a dtype, shape, stride or ``out`` that is not as above.
     """,
     mutants=(
+        ("a[i + j] * c[j] - b[i + j] * s[j]", "a[i + j] * c[j] + b[i + j] * s[j]"),
         ("a * c - b * s", "a * c + b * s"),
         ("RopePair{2 * pair, 2 * pair + 1, true}", "RopePair{pair, pair + half, true}"),
         ("const int a = rotary + 2 * (pair - half);", "const int a = 2 * (pair - half);"),

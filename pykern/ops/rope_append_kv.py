@@ -22,7 +22,8 @@ def check(p: Problem) -> None:
 
 def plan(p: Problem, target: Target) -> Plan:
     q = p["q"]
-    threads = p.t * (p.h + 2 * p.kh) * _rope.pairs(p)
+    fast = _rope.fast(p, q, *(p[n] for n in ("k", "v", "k_cache", "v_cache")))
+    threads = p.t * (p.h + 2 * p.kh) * _rope.pieces(p, fast, q.itemsize)
     if threads == 0:
         return Plan(numerics=q.dtype, variant="rope_append", why=("no tokens",))
     strides: list[Arg] = [I64(s) for name in ("q", "k", "v") for s in p[name].strides[:2]]
@@ -30,10 +31,15 @@ def plan(p: Problem, target: Target) -> Plan:
     args: tuple[Arg, ...] = (
         In("q"), In("k"), In("v"), In("positions"), In("cos_sin"), In("slots"), OutPtr("q_out"), In("k_cache"),
         In("v_cache"), I64(p.t), I32(p.h), I32(p.kh), I32(p.d), I32(p.r), I64(p.rows), I32(p.page_size), I64(p.pages),
-        *strides, I32(int(p.interleaved)),
+        *strides, I32(int(p.interleaved)), I32(int(fast)),
     )  # fmt: skip
     launch = Launch(template("rope_append", q.dtype), ceil_div(threads, _rope.THREADS), _rope.THREADS, args)
-    return Plan((launch,), numerics=q.dtype, variant="rope_append", why=("a thread rotates or copies one pair",))
+    return Plan(
+        (launch,),
+        numerics=q.dtype,
+        variant="rope_append",
+        why=("a thread owns 16 bytes of pairs" if fast else "a thread owns one pair",),
+    )
 
 
 def reference(
@@ -159,8 +165,11 @@ op = Op(
         ArgumentError: a dtype, shape or stride that is not as above.
     """,
     mutants=(
-        ("k_cache + page * ck_p + row * ck_s", "k_cache + page * ck_p + (row + 1) % page_size * ck_s"),
-        ("if (slot < 0 || slot >= pages * page_size) return;", "if (slot <= 0 || slot >= pages * page_size) return;"),
-        ("const T* in = v + token * sv_t + head * sv_h;", "const T* in = v + token * sv_t;"),
+        ("a.k_cache + page * a.kc_p + row * a.kc_s", "a.k_cache + page * a.kc_p + (row + 1) % a.page_size * a.kc_s"),
+        (
+            "if (slot < 0 || slot >= a.pages * a.page_size) return;",
+            "if (slot <= 0 || slot >= a.pages * a.page_size) return;",
+        ),
+        ("a.v + token * a.v_t + head * a.v_h", "a.v + token * a.v_t"),
     ),
 )
