@@ -24,11 +24,22 @@ inline void relocate(T*& p) {
 }
 inline void relocate(TensorMap& map) { map.base = pkh_relocate(map.base); }
 
+// The launcher packs arguments without regard to their alignment (a tensor map wants 64 bytes).
+template <class T>
+T argument(const void* packed) {
+  union Storage {
+    T value;
+    Storage() {}
+  } s;
+  memcpy(static_cast<void*>(&s.value), packed, sizeof(T));
+  return s.value;
+}
+
 template <class... P, size_t... I>
 int launch_packed(void (*kernel)(P...), const PkLaunch* launch, void** args, std::index_sequence<I...>) {
   using Args = std::tuple<std::decay_t<P>...>;
   using Closure = std::pair<void (*)(P...), Args>;
-  Closure closure{kernel, Args(*static_cast<std::decay_t<P>*>(args[I])...)};
+  Closure closure{kernel, Args(argument<std::decay_t<P>>(args[I])...)};
   if constexpr (kChecked) (relocate(std::get<I>(closure.second)), ...);
   auto thunk = [](const void* p) {
     const Closure& c = *static_cast<const Closure*>(p);
