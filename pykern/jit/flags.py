@@ -88,7 +88,10 @@ def nvcc(arch: str) -> list[str]:
 
 
 def launcher(compiler: Cxx, cuda: bool) -> list[str]:
-    """Flags of the launcher: torch's stable ABI as of 2.10."""
-    flags = ["-O2", "-std=c++17", *_HIDE, "-DTORCH_TARGET_VERSION=0x020A000000000000"]
+    """Flags of the launcher: torch's stable ABI as of 2.10.
+
+    -O1: on an H200 machine it compiles in 2.6 s against 3.5, and a call costs the same 6.4 us.
+    """
+    flags = ["-O1", "-std=c++17", *_HIDE, "-DTORCH_TARGET_VERSION=0x020A000000000000"]
     flags += ["-fno-gnu-unique"] if compiler.kind == "gcc" else []
     return flags + (["-DUSE_CUDA"] if cuda else [])

@@ -351,3 +351,19 @@ def test_a_library_of_ones_own(fake_root: Path) -> None:
     assert ctypes.CDLL(str(path)).f() == 5 and path.parent.name.startswith("my_lib-")
     assert build.library("my lib", "f.cpp", text, **arguments) == path  # type: ignore[arg-type]
     assert build.library("my lib", "f.cpp", text, **arguments, abi="torch 2.10") != path  # type: ignore[arg-type]
+
+
+def test_the_runtime_is_two_files_where_it_is_only_a_list(fake_root: Path) -> None:
+    parts = '// parts\n#include "host/run.cpp"\n\n#include "host/check_a.cpp"\n#include "host/more.cpp"\n'
+    halves = build._runtime_files(parts)
+    assert halves == (
+        '#include "host/run.cpp"\n#include "host/more.cpp"\n',
+        {"checker.cpp": '#include "host/check_a.cpp"\n'},
+    )
+    whole = ('#include "host/runtime.cpp"\n', {})
+    assert build._runtime_files(parts + "int x;\n") == whole  # nothing is ever left out
+    assert build._runtime_files('#include "host/run.cpp"\n') == whole
+    (fake_root / "host" / "runtime.cpp").write_text('#include "host/run.cpp"\n#include "host/check.cpp"\n')
+    (fake_root / "host" / "run.cpp").write_text('int checked(); extern "C" int pkh_version() { return checked(); }\n')
+    (fake_root / "host" / "check.cpp").write_text("int checked() { return 9; }\n")
+    assert build.host_runtime().pkh_version() == 9
