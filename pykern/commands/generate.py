@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -48,6 +49,7 @@ def command(model: str, prompt: str, as_json: bool, **options: Any) -> None:
     """
     from pykern.models.run import run
 
+    os.environ.setdefault("PYKERN_PROGRESS", "0")  # this command shows its own progress
     show = Display(quiet=as_json)
     result = run(model, prompt, progress=show.progress, on_text=show.text, **options)
     show.end()
@@ -131,7 +133,7 @@ def print_table(result: Any) -> None:
     ):
         if speed is not None:
             console.print(f"{name}: {tokens} tokens, {speed:.2f} tokens/s", highlight=False)
-    console.print(f"token hash: {result.token_hash[:16]}   {result.where}", highlight=False)
+    console.print(f"token hash: {result.token_hash[:16]}   {result.where}", highlight=False, soft_wrap=True)
 
 
 def human(nbytes: float) -> str:
