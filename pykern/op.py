@@ -7,8 +7,10 @@ here imports torch until an op is called.
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -200,6 +202,7 @@ def _itemsize(dtype: str) -> int:
 
 _registry: dict[str, Op] = {}
 _registry_lock = threading.Lock()
+_files: dict[str, Op] = {}  # ops loaded by path
 
 
 def names() -> list[str]:
@@ -209,10 +212,12 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Op:
-    """The op called ``name``; ArgumentError lists what there is."""
+    """The op called ``name``, or the one a ``.py`` file binds (:func:`load`); ArgumentError lists what there is."""
     found = _registry.get(name)
     if found is not None:
         return found
+    if name.endswith(".py"):
+        return load(name)
     if name not in names():
         raise ArgumentError("op", repr(name), ", ".join(sorted({*names(), *_registry})))
     module = importlib.import_module(f"pykern.ops.{name}")
@@ -232,6 +237,41 @@ def register(op: Op) -> Op:
             raise ArgumentError("op.name", repr(op.name), "a name that is not taken")
         _registry[op.name] = op
     return op
+
+
+def load(path: str) -> Op:
+    """The op that a file outside the package binds as ``op = Op(...)``, registered: what commands take as ``OP``."""
+    import importlib.util
+    import sys
+
+    allowed = "a .py file that binds op = pykern.op.Op(...)"
+    if not os.path.isfile(path):
+        raise ArgumentError("op", repr(path), f"{allowed} (no such file)")
+    real = os.path.realpath(path)
+    if real in _files:
+        return _files[real]
+    for module in list(sys.modules.values()):  # imported already, by a test or a script
+        if os.path.realpath(getattr(module, "__file__", None) or "") == real and isinstance(vars(module).get("op"), Op):
+            return register(module.op)
+    name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = os.path.dirname(os.path.abspath(path))
+    sys.path.insert(0, folder)  # as for a script: the file may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+        line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else "?")
+        raise ArgumentError("op", repr(path), f"{allowed} (line {line}: {type(error).__name__}: {error})") from error
+    finally:
+        sys.path.remove(folder)
+    found = getattr(module, "op", None)
+    if not isinstance(found, Op):
+        raise ArgumentError("op", repr(path), f"{allowed} (it binds {type(found).__name__})")
+    _files[real] = register(found)
+    return found
 
 
 def sample_plans(target: Target, only: Sequence[str] = ()) -> Iterator[tuple[Op, Problem, Plan]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import math
 import re
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import click
+
+from pykern.analysis import _cli
 
 
 @click.command("check", short_help="Run a kernel under the checker: races, bounds, traffic per line.")
@@ -24,6 +26,7 @@ import click
 @click.option("--smem", default=0, show_default=True, help="For a .cuh file: bytes of dynamic shared memory.")
 @click.option("--arg", "args", multiple=True, metavar="ARG", help="For a .cuh file: f32[1024], i32[8x8], 5 or 2.5.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_cli.reporting_errors
 def command(
     target: str,
     shape: str | None,
@@ -38,27 +41,39 @@ def command(
     args: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Check TARGET: an op's name, a .py file that defines ``op = Op(...)``, or a .cuh file with --kernel and --arg.
+    """Check TARGET: an op's name, a .py file that binds op = Op(...), or a .cuh file with --kernel and --arg.
 
-    Without --shape an op's smallest declared case is run. Exits with 1 when anything is found.
+    Without --shape an op's smallest declared case is run.
+
+    \b
+    Examples:
+      pykern check softmax --shape 64x1000 --dtype bf16 --set log=true --seeds 20
+      pykern check my_op.py
+      pykern check scale.cuh --kernel 'scale<float>' --grid 4 --block 256 --arg 'f32[1000]' --arg 'f32[1000]' --arg 1000
+      pykern check softmax --json | pykern coalescing --table -
+
+    Exit codes: 0 nothing found, 1 findings, 2 bad input.
     """
     from pykern import check
     from pykern.errors import ArgumentError, CheckError, KernelError
 
     if seeds < 1:
         raise ArgumentError("--seeds", seeds, ">= 1")
+    if target.endswith((".cuh", ".cu")):
+        run = of_file(target, kernel, grid, block, smem, args)
+    else:
+        if kernel is not None or args:
+            raise ArgumentError("--kernel, --arg", kernel or args, "for a .cuh file; an op takes --shape and --set")
+        run = of_op(target, shape, dtype, scalars, arch)
     findings: list[dict[str, Any]] = []
     with check.recording() as reports:
         for seed in range(seeds):
             try:
-                if target.endswith((".cuh", ".cu")):
-                    run_file(target, kernel, grid, block, smem, args, seed)
-                else:
-                    run_op(find_op(target), shape, dtype, scalars, arch, seed)
+                run(seed)
             except CheckError as error:
-                findings += [f for f in error.reports if not known(f, findings)]
+                findings += [{**f, "seed": seed} for f in error.reports if not known(f, findings)]
             except KernelError as error:
-                findings.append({"kind": "failure", "message": str(error)})
+                findings.append({"kind": "failure", "message": str(error), "seed": seed})
                 break
     rows = check.table(reports[:1])  # counts are the same for every schedule
     if as_json:
@@ -67,7 +82,7 @@ def command(
     else:
         show(target, findings, rows, seeds)
     if findings:
-        raise SystemExit(1)
+        raise SystemExit(_cli.FAILED)
 
 
 def known(finding: dict[str, Any], found: list[dict[str, Any]]) -> bool:
@@ -75,40 +90,29 @@ def known(finding: dict[str, Any], found: list[dict[str, Any]]) -> bool:
     return any(all(finding.get(k) == f.get(k) for k in keys) for f in found)
 
 
-def find_op(target: str) -> Any:
-    """The op called ``target``, or the one a .py file defines."""
+def of_op(name: str, shape: str | None, dtype: str, scalars: tuple[str, ...], arch: str) -> Callable[[int], None]:
+    """Runs an op under the checker with a seed; what is wrong with the options is said before anything is compiled."""
     from pykern import op as registry
-    from pykern.errors import ArgumentError
-
-    if not target.endswith(".py"):
-        return registry.get(target)
-    path = Path(target)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise ArgumentError("TARGET", repr(target), "an op's name, a .py or a .cuh file that exists")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = getattr(module, "op", None)
-    if not isinstance(found, registry.Op):
-        raise ArgumentError("TARGET", repr(target), "a file that binds op = pykern.op.Op(...)")
-    return registry.register(found)
-
-
-def run_op(op: Any, shape: str | None, dtype: str, scalars: tuple[str, ...], arch: str, seed: int) -> None:
-    import math
-
     from pykern.commands.explain import case_of
     from pykern.op import ASYNC_ORDERS, Spec, host
+    from pykern.plan import host_target
     from pykern.schema import dtype_name
     from pykern.testing import make_args
 
+    op = registry.get(name)
     if shape:
         case = case_of(op, shape, dtype_name(dtype), scalars)
     else:
-        case = min(op.cases(), key=lambda c: sum(math.prod(v.shape) for v in c.values() if isinstance(v, Spec)))
-    args = make_args(op, case, seed)
-    with host(arch=arch, check=True, trace=True, seed=seed, async_order=ASYNC_ORDERS[seed % 3]):
-        op(**args)
+        smallest = min(op.cases(), key=lambda c: sum(math.prod(v.shape) for v in c.values() if isinstance(v, Spec)))
+        case = {**smallest, **case_of(op, "", dtype_name(dtype), scalars)}
+    op.planned(op.problem_of_args(make_args(op, case, 0)), host_target(arch))
+
+    def run(seed: int) -> None:
+        args = make_args(op, case, seed)
+        with host(arch=arch, check=True, trace=True, seed=seed, async_order=ASYNC_ORDERS[seed % 3]):
+            op(**args)
+
+    return run
 
 
 _TENSOR = re.compile(r"^(\w+)\[([\dx]+)\]$")
@@ -126,62 +130,78 @@ def parse_arg(text: str, seed: int) -> Any:
     if found:
         shape = tuple(int(v) for v in found[2].split("x") if v)
         return fill(shape, dtype_name(found[1]), "normal", torch.Generator().manual_seed(seed))
+    for number in (lambda: int(text, 0), lambda: float(text)):
+        try:
+            return number()
+        except ValueError:
+            continue
+    raise ArgumentError("--arg", repr(text), "a tensor such as f32[4x8], or a number")
+
+
+def dims(name: str, text: str) -> tuple[int, ...]:
+    from pykern.errors import ArgumentError
+
     try:
-        return float(text) if any(c in text for c in ".en") else int(text, 0)
+        return tuple(int(v) for v in text.split("x"))
     except ValueError:
-        raise ArgumentError("--arg", repr(text), "a tensor such as f32[4x8], or a number") from None
+        raise ArgumentError(name, repr(text), "numbers such as 4 or 4x2") from None
 
 
-def run_file(
-    target: str, kernel: str | None, grid: str, block: str, smem: int, args: tuple[str, ...], seed: int
-) -> None:
+def of_file(
+    path: str, kernel: str | None, grid: str, block: str, smem: int, args: tuple[str, ...]
+) -> Callable[[int], None]:
+    """Runs a kernel of a .cuh file under the checker with a seed."""
     from pykern.errors import ArgumentError
     from pykern.jit.raw import load
 
-    source = load(target)
+    source = load(path)
+    declared = source.declarations()
     if kernel is None:
-        raise ArgumentError("--kernel", None, "one of " + ", ".join(source.declarations))
+        if len(declared) > 1:
+            raise ArgumentError("--kernel", None, "one of " + ", ".join(declared))
+        kernel = next(iter(declared))
+    chosen = source.kernel(kernel)
+    blocks, threads = dims("--grid", grid), dims("--block", block)
+    for text in args:
+        parse_arg(text, 0)
 
-    def dims(text: str) -> tuple[int, ...]:
-        try:
-            return tuple(int(v) for v in text.split("x"))
-        except ValueError:
-            raise ArgumentError("--grid/--block", repr(text), "numbers such as 4 or 4x2") from None
+    def run(seed: int) -> None:
+        values = [parse_arg(text, seed) for text in args]
+        chosen.launch(blocks, threads, *values, smem=smem, check=True, seed=seed, device="cpu")
 
-    values = [parse_arg(a, seed) for a in args]
-    source.kernel(kernel).launch(dims(grid), dims(block), *values, smem=smem, check=True, seed=seed, device="cpu")
+    return run
 
 
 def show(target: str, findings: list[dict[str, Any]], rows: list[dict[str, Any]], seeds: int) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from pykern.check import sentence
 
-    console = Console()
-    if findings:
-        for f in findings:
-            console.print(sentence(f) if "kernel" in f else f["message"], markup=False, style="red")
-    else:
-        console.print(f"{target}: nothing found in {seeds} schedules")
+    console = _cli.console()
+    for f in findings:
+        text = sentence(f) if "kernel" in f else f["message"]
+        console.print(f"{text} (seed {f['seed']})", markup=False, style="red", soft_wrap=True)
+    schedules = "1 schedule" if seeds == 1 else f"{seeds} schedules"
+    if not findings:
+        console.print(f"{target}: nothing found in {schedules}", markup=False)
     if not rows:
         return
-    table = Table(box=None, header_style="bold")
-    for name in ("line", "access", "requests", "sectors/request", "ideal", "wavefronts/request", "ideal", "unique bytes"):
-        table.add_column(name, justify="left" if name in ("line", "access") else "right")
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for name in ("line", "access", "requests", "sect/req", "ideal", "wf/req", "ideal", "unique bytes"):
+        left = name in ("line", "access")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
     for r in rows:
         n = max(r["requests"], 1)
         shared = r["space"] == "shared"
-        sectors = ("", "") if shared else (f"{r['sectors'] / n:.2f}", f"{r['ideal_sectors'] / n:.2f}")
-        waves = (f"{r['wavefronts'] / n:.2f}", f"{r['ideal_wavefronts'] / n:.2f}") if shared else ("", "")
-        bad = r["sectors"] > 1.25 * r["ideal_sectors"] if not shared else r["wavefronts"] > r["ideal_wavefronts"]
+        counts = [f"{r[key] / n:.4g}" for key in ("sectors", "ideal_sectors", "wavefronts", "ideal_wavefronts")]
+        bad = r["wavefronts"] > r["ideal_wavefronts"] if shared else r["sectors"] > 1.25 * r["ideal_sectors"]
         table.add_row(
-            f"{r['file']}:{r['line']}",
-            f"{r['op']} {r['space']} {8 * r['bytes']} bit",
+            f"{r['file'] or '?'}:{r['line'] or '?'}",
+            f"{r['op']} {r['space']} {r['bytes']} B",
             str(r["requests"]),
-            *sectors,
-            *waves,
+            *(["", "", *counts[2:]] if shared else [*counts[:2], "", ""]),
             f"{r['unique_bytes']:,}",
             style="yellow" if bad else "",
         )
     console.print(table)
+    console.print("sect/req: 32-byte sectors a request of a warp; wf/req: wavefronts of shared memory; ideal: at best")

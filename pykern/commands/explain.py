@@ -83,7 +83,7 @@ def case_of(found: Any, shape: str, dtype: str, scalars: tuple[str, ...]) -> dic
 
     tensors = [a for a in found.inputs if isinstance(a, Tensor)]
     case: dict[str, Any] = {}
-    for n, part in enumerate(shape.split(",")):
+    for n, part in enumerate(shape.split(",") if shape else []):
         name, _, sizes = part.rpartition("=")
         try:
             dims = tuple(int(v) for v in sizes.lower().split("x"))
@@ -103,7 +103,13 @@ def case_of(found: Any, shape: str, dtype: str, scalars: tuple[str, ...]) -> dic
             names = [a.name for a in found.inputs if isinstance(a, Scalar)]
             raise ArgumentError("--set", repr(name), ", ".join(names) or "no scalars")
         if known.type == "bool":
-            case[name] = value.lower() in ("1", "true", "yes")
+            words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+            if value.lower() not in words:
+                raise ArgumentError(f"--set {name}", repr(value), "true or false")
+            case[name] = words[value.lower()]
         else:
-            case[name] = {"float": float, "int": int, "str": str}[known.type](value)
+            try:
+                case[name] = {"float": float, "int": int, "str": str}[known.type](value)
+            except ValueError:
+                raise ArgumentError(f"--set {name}", repr(value), f"a value of type {known.type}") from None
     return case

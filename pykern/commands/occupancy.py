@@ -198,6 +198,8 @@ def _suits(kernel: Any, threads: int) -> bool:
 
 
 def _is_op(source: str) -> bool:
+    if Path(source).suffix == ".py":  # one that binds an op
+        return True
     return not os.path.exists(source) and Path(source).suffix == "" and os.sep not in source
 
 

@@ -149,10 +149,13 @@ def _variant_recipe(
     rest = f'"\n#include "core/export.cuh"\n{exported if prelude else f"namespace pk {{ {exported} }}"}\n'
     text = f'{first}#include "{name}{rest}'
     identity = None if inside else f'{first}#include "{path.name}{rest}'
+    ldflags = list(flags.LINK)
     if backend == "cuda":
         files: tuple[str, list[str], list[str], bool] = ("v.cu", [], [*flags.nvcc(arch), *extra_flags], True)
     else:
-        files = ("v.cpp", [*flags.host(toolchain.cxx(), check), *extra_flags], [], False)
+        mine = flags.extra()
+        files = ("v.cpp", [*flags.host(toolchain.cxx(), check), *extra_flags, *mine], [], False)
+        ldflags += mine
     filename, cflags, cuda_cflags, with_cuda = files
     recipe = Recipe(
         _label(instance),
@@ -161,7 +164,7 @@ def _variant_recipe(
         contents,
         cflags,
         cuda_cflags,
-        flags.LINK,
+        ldflags,
         with_cuda,
         "",
         identity,
@@ -187,7 +190,8 @@ def variant(
     them builds. A header edited since the last call is noticed. Raises BuildError, ToolchainError, CaptureError (a
     compile would be needed during graph capture).
     """
-    wanted = (source, instance, backend, arch, check, tuple(extra_flags), prelude, os.environ.get("PYKERN_CACHE"))
+    settings = tuple(os.environ.get(name) for name in ("PYKERN_CACHE", "PYKERN_HOST_FLAGS"))
+    wanted = (source, instance, backend, arch, check, tuple(extra_flags), prelude, settings)
     known = _memo.get(wanted)
     if known is not None and sources.unchanged(known[0]):
         return known[1]

@@ -5,10 +5,13 @@ They are part of every key, so they hold no absolute paths.
 
 from __future__ import annotations
 
+import os
 import platform
+import shlex
 from functools import lru_cache
 from pathlib import Path
 
+from pykern.errors import ArgumentError
 from pykern.jit.toolchain import Cxx
 
 # hidden + no unique symbols: two variants of one template share symbol names, and with the defaults the
@@ -40,6 +43,18 @@ def march() -> list[str]:
     if {"avx2", "fma", "bmi2", "f16c", "movbe"} <= features:
         return ["-march=x86-64-v3"]
     return ["-march=x86-64-v2"] if {"sse4_2", "popcnt", "ssse3"} <= features else []
+
+
+def extra() -> list[str]:
+    """``PYKERN_HOST_FLAGS``: flags that a person adds to the compilation and the link of host variants.
+
+    For debuggers, sanitizers and coverage (docs/debugging.md). They are part of the key.
+    """
+    text = os.environ.get("PYKERN_HOST_FLAGS", "")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ArgumentError("PYKERN_HOST_FLAGS", repr(text), f"compiler flags, as in a shell ({error})") from None
 
 
 def host(compiler: Cxx, check: bool = False) -> list[str]:

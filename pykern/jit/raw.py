@@ -143,9 +143,9 @@ class RawKernel:
 
         ``args`` follow the parameter list: tensors (or None, a null pointer) for pointers, numbers for scalars.
         ``smem``: bytes of dynamic shared memory. ``cluster``: blocks of a cluster. ``cooperative``: all blocks
-        resident at once. ``check`` (CPU only): run under the checker, with schedule ``seed``; findings raise
-        CheckError. ``device``: where to run when no argument is a tensor. Raises ArgumentError for an argument that
-        does not fit, KernelError when the launch fails, BuildError, CaptureError.
+        resident at once. ``check`` (CPU only): run under the checker; ``seed`` picks the schedule and when asynchronous
+        copies land; findings raise CheckError. ``device``: where to run when no argument is a tensor. Raises
+        ArgumentError for an argument that does not fit, KernelError when the launch fails, BuildError, CaptureError.
         """
         parameters = self.parameters
         if len(args) != len(parameters):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, seed, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from pykern.errors import ArgumentError, KernelError
@@ -362,7 +362,7 @@ def drawn_cases(op: Op, count: int) -> list[Case]:
     found: list[Case] = []
 
     @seed(7)
-    @settings(max_examples=count, database=None, deadline=None)
+    @settings(max_examples=count, database=None, deadline=None, suppress_health_check=_SLOW)
     @given(st.data())
     def collect(data: st.DataObject) -> None:
         found.append(op.draw(DrawFn(data.draw)))
@@ -457,6 +457,9 @@ FIXED: dict[str, Callable[[Op, Where], None]] = {
 LAWS = (*DRAWN, *FIXED)
 
 
+_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+
+
 def check_law(op: Op, law: str, where: Where, examples: int | None = None) -> None:
     """Check one law of ``op`` on one backend; AssertionError says what was broken and for which arguments."""
     if law in FIXED:
@@ -477,7 +480,9 @@ def check_law(op: Op, law: str, where: Where, examples: int | None = None) -> No
         else:
             test(op, where, case, seed_)
 
-    (settings(max_examples=examples)(holds) if examples else holds)()
+    # The first example of each kernel compiles it, which is slow under any profile.
+    chosen = settings(deadline=None, suppress_health_check=_SLOW, **({"max_examples": examples} if examples else {}))
+    chosen(holds)()
 
 
 def check_laws(op: Op, where: Where | None = None, examples: int | None = None) -> None:
