@@ -146,6 +146,13 @@ def test_an_absent_feature_is_named() -> None:
         nvcc(vocabulary(901, 64), "-O1", "-arch=sm_80", "-cubin", suffix=".cubin")
 
 
+def test_only_target_knows_the_compiler() -> None:
+    """Kernels and the portable headers have no branch by backend or card."""
+    switch = re.compile(r"__CUDACC__|__CUDA_ARCH|PK_CHECK|__SANITIZE|__GNUC__|__clang__")
+    files = [*(CUDA_SRC / "core").glob("*.cuh"), *(CUDA_SRC / "ops").rglob("*.cuh")]
+    assert [p.name for p in files if switch.search(p.read_text())] == ["target.cuh"]
+
+
 def test_the_whole_vocabulary_compiles_with_the_host_compiler(tmp_path: Path) -> None:
     """The same source, plain and instrumented: a name that one backend lacks shows here or above."""
     source = tmp_path / "vocabulary.cpp"
