@@ -71,6 +71,6 @@ def address(array: np.ndarray) -> ctypes.c_void_p:
 def convert(library: ctypes.CDLL, name: str, values: np.ndarray, out: type) -> np.ndarray:
     """`name(in, out, n)` of the library over all `values`, as an array of type `out`."""
     values = np.ascontiguousarray(values)
-    result = np.empty(values.shape, out)
+    result: np.ndarray = np.empty(values.shape, out)
     getattr(library, name)(address(values), address(result), ctypes.c_int64(values.size))
     return result

@@ -139,12 +139,12 @@ def host_widths(library: Path, own: Iterable[str]) -> Lines:
             frames.append([])
         else:
             path, _, line = text.partition(":")
-            frames[-1].append((path, int(re.match(r"\d*", line)[0] or 0)))  # type: ignore[index]
+            frames[-1].append((path, int(line.split()[0]) if line[:1].isdigit() else 0))
     endings = tuple(own)
-    for (_, kind, width), stack in zip(calls, frames, strict=True):
-        if stack and stack[0][0].endswith(_RUNTIME):
+    for (_, kind, width), callers in zip(calls, frames, strict=True):
+        if callers and callers[0][0].endswith(_RUNTIME):
             continue
-        for path, line in stack:
+        for path, line in callers:
             if path.endswith(endings):
                 seen = lines[(path, line)]
                 (seen.load if kind == "read" else seen.store).add(width)
