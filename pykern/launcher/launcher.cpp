@@ -58,9 +58,9 @@ PyObject* g_planner = nullptr;     // (slot, key bytes) -> record bytes
 PyObject* g_raise = nullptr;       // (kind, message) raises
 PyObject* g_on_checked = nullptr;  // (slot, failed) after every checked host run; raises on findings
 RunSequence g_run_sequence = nullptr;
-// Writes the host backend's 128-byte tensor map (sizes in elements and bytes, swizzle in bytes).
-void (*g_host_map)(void* map, void* base, uint64_t cols, uint64_t rows, uint64_t row_bytes, uint32_t box_cols,
-                   uint32_t box_rows, uint32_t elem_bytes, uint32_t swizzle) = nullptr;
+// Writes the host backend's 128-byte tensor map (dims and box in elements, contiguous axis first).
+int (*g_host_map)(void* map, void* base, int elem_bytes, const uint64_t* dims, uint64_t row_bytes, const uint32_t* box,
+                  int swizzle) = nullptr;
 const char* (*g_host_error)() = nullptr;
 TorchLibraryHandle g_lib[2];
 bool (*g_requires_grad)(const void*) = nullptr;  // c10::TensorImpl::requires_grad, where the process has it
@@ -278,10 +278,14 @@ const Record* plan(int slot, uint64_t h, const Call& c) {
   return g_memo.publish(h, c.key, c.nk, std::move(rec));
 }
 
-void host_map(void* storage, const MapSpec& m, void* base) {
-  g_host_map(storage, base, static_cast<uint64_t>(m.cols), static_cast<uint64_t>(m.rows),
-             static_cast<uint64_t>(m.row_bytes), static_cast<uint32_t>(m.box_cols), static_cast<uint32_t>(m.box_rows),
-             static_cast<uint32_t>(m.elem_bytes), static_cast<uint32_t>(m.swizzle));
+// Null on success, else what is wrong with the descriptor.
+const char* host_map(void* storage, const MapSpec& m, void* base) {
+  const uint64_t dims[2] = {static_cast<uint64_t>(m.cols), static_cast<uint64_t>(m.rows)};
+  const uint32_t box[2] = {static_cast<uint32_t>(m.box_cols), static_cast<uint32_t>(m.box_rows)};
+  const int swizzle = m.swizzle == 128 ? 3 : m.swizzle == 64 ? 2 : m.swizzle == 32 ? 1 : 0;
+  const int bad = g_host_map(storage, base, static_cast<int>(m.elem_bytes), dims, static_cast<uint64_t>(m.row_bytes), box,
+                             swizzle);
+  return bad ? g_host_error() : nullptr;
 }
 
 // Counters are zero at rest: the kernel that uses them resets them. One set per device and stream, and one per captured
@@ -488,7 +492,8 @@ void run(int slot, StableIValue* stack) {
                                                               : c.nt + static_cast<int64_t>(rec->outs.size()) + m.index);
             unsigned char* storage = maps[j][nmaps++];
             if (c.dev_type == 0) {
-              host_map(storage, m, base);
+              const char* e = host_map(storage, m, base);
+              if (e) raise_python("kernel", op.name + ": tensor map of " + l.kernel + ": " + e);
             } else {
 #ifdef USE_CUDA
               const std::string e = cuda_map(storage, m, base);
