@@ -138,8 +138,8 @@ def host_widths(library: Path, own: Iterable[str]) -> Lines:
         if re.fullmatch(r"0x[0-9a-f]+", text):
             frames.append([])
         else:
-            path, _, line = text.partition(":")
-            frames[-1].append((path, int(line.split()[0]) if line[:1].isdigit() else 0))
+            path, _, rest = text.partition(":")
+            frames[-1].append((path, int(rest.split()[0]) if rest[:1].isdigit() else 0))
     endings = tuple(own)
     for (_, kind, width), callers in zip(calls, frames, strict=True):
         if callers and callers[0][0].endswith(_RUNTIME):
