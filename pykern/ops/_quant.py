@@ -134,7 +134,7 @@ def dequantize_reference(planes: Sequence[Any], name: str, group: int = 0) -> An
     import torch
 
     layout = LAYOUTS[name]
-    planes = [t.cpu() for t in planes]
+    planes = [t.cpu().clone() for t in planes]  # a view may start at any byte
     codes = planes[0]
     n = codes.shape[0]
     if layout.block:

@@ -1,0 +1,367 @@
+// Linear layer on packed weights: y[m, n] = act(sum_k x[m, k] * w[n, k] + bias[n]) + residual[m, n], where w is
+// what dequantize gives in x's type. Both kernels add up in the order of the plain linear kernel they stand
+// in for (linear_skinny_mma for 16-bit x, the fp32 chain for float32), so their bits are those of
+// linear(x, dequantize(w)), and they share its numerics classes.
+#pragma once
+#include "core/mma.cuh"
+#include "ops/linear_epilogue.cuh"
+#include "ops/quant_formats.cuh"
+
+namespace pk {
+
+// ----------------------------------------------------------------------------------------------------
+// 16-bit x, m <= 16, on mma.sync. A block owns 16 rows of w, the tensor cores' 16-row operand, and all tokens; its
+// 8 warps take slices of 128 k in turn, and their sums are added in warp order. Within 32 k, lane group t
+// holds weights 8 t .. 8 t + 7 of its rows (as linear_skinny_mma). A warp keeps kAhead slices of codes in flight.
+
+constexpr int kQuantWarps = 8;  // these two are part of the numerics class: kSkinnyWarps, kSkinnySlice there
+constexpr int kQuantSlice = 128;
+constexpr int kQuantTokens = 16;
+constexpr int kQuantPitch = 20;  // 2 t kQuantPitch + g falls into 32 different banks
+
+struct QuantLinearSmem {
+  float part[kQuantWarps][kQuantTokens][kQuantPitch];
+};
+
+// Four pairs of neighbours as mma operands, each weight rounded once to T.
+template <class T>
+PK_DEVICE void pack_eight(const Vec<float, 8>& w, uint32_t (&out)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out[i] = pack2<T>(w[2 * i], w[2 * i + 1]);
+}
+
+// The codes of one row and slice that a lane needs: step u is weights 32 u + 8 t .. + 7.
+template <class L, bool kNibbles = L::kNibbles>
+struct QuantSlice {
+  typename L::Raw raw[4];
+  PK_DEVICE void load(const QuantPlanes& q, int64_t row, int k0, int t) {
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      const int at = k0 + 32 * u + 8 * t;
+      raw[u] = L::load(q, row, at < q.k ? at : 0);  // past the end: any, step() gives zeros
+    }
+  }
+  PK_DEVICE void arrange(int) {}
+  template <class T>
+  PK_DEVICE void step(const QuantPlanes& q, int u, int at, bool, uint32_t (&out)[4]) const {
+    pack_eight<T>(L::decode(q, raw[u], at), out);
+  }
+};
+
+// 4-bit codes: one 16-byte load of a lane covers 32 weights, so that the four lanes of a row read 64 bytes in a
+// row. packed4 has them in the order that the steps want; int4's are exchanged among the four lanes.
+template <class L>
+struct QuantSlice<L, true> {
+  Vec<uint32_t, 4> words;
+  uint32_t scale[4], offset[4];
+  PK_DEVICE void load(const QuantPlanes& q, int64_t row, int k0, int t) {
+    const uint8_t* p = q.codes + row * (q.k / 2);
+    const int at = k0 + 32 * t;
+    words = ld_stream(reinterpret_cast<const Vec<uint32_t, 4>*>(p + (at < q.k ? at : 0) / 2));
+    const bool one = q.group % kQuantSlice == 0;
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      const int here = k0 + 32 * u + 8 * t;
+      if (u == 0 || !one) {
+        load_group(q, row, here < q.k ? here : 0, scale[u], offset[u]);
+      } else {
+        scale[u] = scale[0];
+        offset[u] = offset[0];
+      }
+    }
+  }
+  // A 4 x 4 transpose of words over the lanes of a row: lane t had words 4 t .., and gets word t of each lane.
+  PK_DEVICE void arrange(int t) {
+    if constexpr (!L::kPacked) {
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const uint32_t give = t & 1 ? words[i] : words[i + 1];
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, give, 1);
+        if (t & 1)
+          words[i] = got;
+        else
+          words[i + 1] = got;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t give = t & 2 ? words[i] : words[i + 2];
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, give, 2);
+        if (t & 2)
+          words[i] = got;
+        else
+          words[i + 2] = got;
+      }
+    }
+  }
+  // exact: zeros are whole numbers up to 128 and scales of type T, so that T's own arithmetic rounds once, as
+  // float32 and one conversion do.
+  template <class T>
+  PK_DEVICE void step(const QuantPlanes& q, int u, int, bool exact, uint32_t (&out)[4]) const {
+    if (exact) {
+      uint32_t pairs[4];
+      if (q.offsets) {
+        unpack_u4_pairs<T, 0>(words[u], pairs);
+        const float zero = -static_cast<float>(offset[u]);
+        const uint32_t minus = pack2<T>(zero, zero);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = add2<T>(pairs[i], minus);
+      } else {
+        unpack_u4_pairs<T, 8>(words[u], pairs);
+      }
+      const uint32_t two_scales = scale[u] | scale[u] << 16;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = mul2<T>(pairs[i], two_scales);
+      if constexpr (L::kPacked) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[i] = pairs[i];
+      } else {  // pairs are (0, 4), (1, 5), (2, 6), (3, 7)
+        out[0] = prmt(pairs[0], pairs[1], 0x5410u);
+        out[1] = prmt(pairs[2], pairs[3], 0x5410u);
+        out[2] = prmt(pairs[0], pairs[1], 0x7632u);
+        out[3] = prmt(pairs[2], pairs[3], 0x7632u);
+      }
+    } else {
+      typename L::Raw raw;
+      raw.words[0] = words[u];
+      raw.scale = scale[u];
+      raw.offset = offset[u];
+      pack_eight<T>(L::decode(q, raw, 0), out);
+    }
+  }
+};
+
+// Elements at .. at + 7 of a row of x, zeros past k.
+template <bool kFast, class T>
+PK_DEVICE void load_tokens(const T* p, int at, int k, bool row_in, uint32_t (&out)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out[i] = 0;
+  if (!row_in) return;
+  if constexpr (kFast) {
+    if (at >= k) return;
+    const auto v = ld(reinterpret_cast<const Vec<uint32_t, 4>*>(p + at));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = v[i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (at + i < k) out[i / 2] |= static_cast<uint32_t>(ld(p + at + i).bits) << (i % 2 * 16);
+  }
+}
+
+// acc += the products of one step of 32 k. Both 8-row halves of w, and the second 8 tokens only where there are some.
+template <bool kFast, class T>
+PK_DEVICE void quant_step(const T* x, int64_t x_stride, int m, int k, int at, int g, const uint32_t (&wr)[2][4],
+                          float (&acc)[2][4]) {
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    if (j == 1 && m <= 8) break;
+    uint32_t xr[4];
+    load_tokens<kFast>(x + (j * 8 + g) * x_stride, at, k, j * 8 + g < m, xr);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t a[4] = {wr[0][2 * h], wr[1][2 * h], wr[0][2 * h + 1], wr[1][2 * h + 1]};
+      mma_m16n8k16<T>(acc[j], a, xr + 2 * h);
+    }
+  }
+}
+
+template <class L, class T>
+PK_DEVICE void quant_sum_fast(const QuantPlanes& q, const T* x, int64_t x_stride, int m, int n0, int n,
+                              float (&acc)[2][4]) {
+  constexpr int kAhead = L::kNibbles ? 3 : 1;  // 64 bytes a lane and slice of 8-bit codes, 32 of 4-bit ones
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int tag = detail::same<T, half>::value ? kQuantF16 : kQuantBf16;
+  const bool exact = q.scale_type() == tag && !q.minima() && (!q.offsets || q.offset_type() == kQuantU8);
+  // Rows past the end: some row's weights, whose results are dropped.
+  const int64_t row[2] = {min(n0 + g, n - 1), min(n0 + g + 8, n - 1)};
+  constexpr int kStride = kQuantWarps * kQuantSlice;
+  QuantSlice<L> slices[kAhead][2];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) slices[i][h].load(q, row[h], warp * kQuantSlice + i * kStride, t);
+  grid_wait();
+#pragma unroll 1
+  for (int base = warp * kQuantSlice; base < q.k; base += kAhead * kStride) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int k0 = base + i * kStride;
+      if (k0 >= q.k) break;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) slices[i][h].arrange(t);
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        const int at = k0 + 32 * u + 8 * t;
+        uint32_t wr[2][4];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          slices[i][h].template step<T>(q, u, at, exact, wr[h]);
+#pragma unroll
+          for (int c = 0; c < 4; ++c) wr[h][c] = at < q.k ? wr[h][c] : 0;
+        }
+        quant_step<true>(x, x_stride, m, q.k, at, g, wr, acc);
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) slices[i][h].load(q, row[h], k0 + kAhead * kStride, t);
+    }
+  }
+}
+
+// Any alignment, k and group: weight by weight.
+template <class L, class T>
+PK_DEVICE void quant_sum_slow(const QuantPlanes& q, const T* x, int64_t x_stride, int m, int n0, int n,
+                              float (&acc)[2][4]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  grid_wait();
+#pragma unroll 1
+  for (int k0 = warp * kQuantSlice; k0 < q.k; k0 += kQuantWarps * kQuantSlice) {
+#pragma unroll 1
+    for (int u = 0; u < 4; ++u) {
+      const int at = k0 + 32 * u + 8 * t;
+      uint32_t wr[2][4];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = n0 + g + 8 * h;
+        Vec<float, 8> w;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) w[i] = row < n && at + i < q.k ? L::one(q, row, at + i) : 0.f;
+        pack_eight<T>(w, wr[h]);
+      }
+      quant_step<false>(x, x_stride, m, q.k, at, g, wr, acc);
+    }
+  }
+}
+
+// Two blocks an SM: 128 registers a thread, for the slices in flight.
+template <class T, class L>
+__global__ void __launch_bounds__(kQuantWarps * 32, 2)
+    quant_linear_mma(const T* __restrict__ x, const uint8_t* __restrict__ codes, const void* __restrict__ scales,
+                     const void* __restrict__ offsets, const T* __restrict__ bias, const T* residual, T* y, int m,
+                     int n, int k, int group, int groups, int tags, int64_t x_stride, int64_t residual_stride,
+                     int activation, int x_aligned) {
+  PK_SMEM(QuantLinearSmem, s);
+  const QuantPlanes q{codes, scales, offsets, k, group, groups, tags};
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int n0 = static_cast<int>(blockIdx.x) * 16;
+  float acc[2][4] = {};
+  if (q.fast() && x_aligned)
+    quant_sum_fast<L>(q, x, x_stride, m, n0, n, acc);
+  else
+    quant_sum_slow<L>(q, x, x_stride, m, n0, n, acc);
+  grid_launch_dependents();
+#pragma unroll
+  for (int j = 0; j < 2; ++j)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) st(&s.part[warp][j * 8 + mma_col(lane, c)][mma_row(lane, c)], acc[j][c]);
+  __syncthreads();
+  const LinearEpilogue<T, T, 1> out(bias, residual, y, residual_stride, n, m, n, activation);
+  const int token = threadIdx.x / 16, r = threadIdx.x % 16;
+  float sum[1] = {0.f};
+#pragma unroll
+  for (int v = 0; v < kQuantWarps; ++v) sum[0] += ld(&s.part[v][token][r]);
+  out.store(token, n0 + r, sum);
+}
+
+// ----------------------------------------------------------------------------------------------------
+// float32 x, few tokens. A block owns 32 rows of w and 8 tokens: its 4 warps decode tiles of 32 x 64 weights into
+// shared memory, the next tile's codes in flight meanwhile; lane l of a warp then walks row l in order of k for
+// the warp's 2 tokens, acc = fmaf(x, w, acc), the chain of linear_f32_skinny.
+
+constexpr int kQuantF32Warps = 4, kQuantF32Tokens = 8, kQuantF32Depth = 64;
+
+struct QuantLinearF32Smem {
+  float w[2][32][kQuantF32Depth + 4];  // + 4: lanes on 8 neighbouring rows read 16 bytes from different banks
+  float x[2][kQuantF32Tokens][kQuantF32Depth];
+};
+
+template <class L>
+__global__ void __launch_bounds__(kQuantF32Warps * 32)
+    quant_linear_f32(const float* __restrict__ x, const uint8_t* __restrict__ codes, const void* __restrict__ scales,
+                     const void* __restrict__ offsets, const float* __restrict__ bias, const float* residual, float* y,
+                     int m, int n, int k, int group, int groups, int tags, int64_t x_stride, int64_t residual_stride,
+                     int activation) {
+  constexpr int kThreads = kQuantF32Warps * 32, kDepth = kQuantF32Depth;
+  constexpr int kPieces = 32 * kDepth / 8 / kThreads;  // pieces of 8 weights a thread decodes per tile
+  PK_SMEM(QuantLinearF32Smem, s);
+  const QuantPlanes q{codes, scales, offsets, k, group, groups, tags};
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int tiles_m = (m + kQuantF32Tokens - 1) / kQuantF32Tokens;
+  const int m0 = static_cast<int>(blockIdx.x % tiles_m) * kQuantF32Tokens;
+  const int n0 = static_cast<int>(blockIdx.x / tiles_m) * 32;
+  const bool fast = q.fast();
+  // Neighbouring threads take neighbouring pieces of a row.
+  const int piece_row = threadIdx.x / (kDepth / 8), piece_k = threadIdx.x % (kDepth / 8) * 8;
+  constexpr int kRowStep = kThreads / (kDepth / 8);
+
+  typename L::Raw raw[kPieces];
+  auto load = [&](int k0) {
+    const int at = k0 + piece_k;
+    if (!fast || at >= k) return;
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) raw[p] = L::load(q, min(n0 + piece_row + p * kRowStep, n - 1), at);
+  };
+  auto decode = [&](int k0, int buf) {
+    const int at = k0 + piece_k;
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      const int r = piece_row + p * kRowStep;
+      Vec<float, 8> w;
+      if (fast && at < k) {
+        w = L::decode(q, raw[p], at);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) w[i] = 0.f;
+        if (!fast && n0 + r < n) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i)
+            if (at + i < k) w[i] = L::one(q, n0 + r, at + i);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 8; i += 4)
+        st_vec<float, 4>(&s.w[buf][r][piece_k + i], Vec<float, 4>{{w[i], w[i + 1], w[i + 2], w[i + 3]}});
+    }
+  };
+  auto load_x = [&](int k0, int buf) {
+#pragma unroll
+    for (int i = threadIdx.x; i < kQuantF32Tokens * kDepth; i += kThreads) {
+      const int token = i / kDepth, kk = i % kDepth;
+      const bool in = m0 + token < m && k0 + kk < k;
+      st(&s.x[buf][token][kk], in ? ld(x + (m0 + token) * x_stride + k0 + kk) : 0.f);
+    }
+  };
+
+  float acc[2] = {0.f, 0.f};
+  const int first = m0 + warp * 2;  // this warp's tokens: first, first + 1
+  load(0);
+  grid_wait();
+  int buf = 0;
+  for (int k0 = 0; k0 < k; k0 += kDepth, buf ^= 1) {
+    decode(k0, buf);
+    load_x(k0, buf);
+    if (k0 + kDepth < k) load(k0 + kDepth);
+    __syncthreads();  // this tile is whole; and everyone is done with the other buffer, filled next
+    if (first >= m) continue;
+#pragma unroll 4
+    for (int kk = 0; kk < kDepth; kk += 4) {
+      const Vec<float, 4> wv = ld_vec<float, 4>(&s.w[buf][lane][kk]);
+      const Vec<float, 4> x0 = ld_vec<float, 4>(&s.x[buf][warp * 2][kk]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) acc[0] = fmaf(x0[j], wv[j], acc[0]);
+      if (first + 1 < m) {
+        const Vec<float, 4> x1 = ld_vec<float, 4>(&s.x[buf][warp * 2 + 1][kk]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) acc[1] = fmaf(x1[j], wv[j], acc[1]);
+      }
+    }
+  }
+  grid_launch_dependents();
+  const LinearEpilogue<float, float, 1> out(bias, residual, y, residual_stride, n, m, n, activation);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float sum[1] = {acc[i]};
+    out.store(first + i, n0 + lane, sum);
+  }
+}
+
+}  // namespace pk
