@@ -53,12 +53,12 @@ uint32_t check_copy_issue(Fiber* f, const CopyOp& op, const char* file, int line
   if (t.copy_op == 0) t.copy_op = new_op(f, "a cp.async");
   if (op.source_bytes > 0) {
     const Access read = access(f, op.src, static_cast<uint32_t>(op.source_bytes), 0, op.pc, file, line);
-    c->log(read, false, kLogLoad);
+    c->log(read, false, kLogCopyLoad);
     c->touch(read);
   }
   Access write = access(f, op.dst, static_cast<uint32_t>(op.bytes), kWrite | kOp | kGeneric, op.pc, file, line);
   write.clock = t.copy_op;
-  c->log(write, true, kLogStore);
+  c->log(write, true, kLogCopyStore);
   c->touch(write);
   return t.copy_op;
 }
@@ -173,7 +173,7 @@ void check_matrix(Warp* w, const Collective& c) {
   PcLog log;
   log.bytes = 16;
   log.shared = true;
-  log.op = c.store ? kLogStore : kLogMatrix;
+  log.op = c.store ? kLogMatrixStore : kLogMatrixLoad;
   PcLog::Request r;
   for (int l = 0; l < 8 * c.matrices; ++l) {
     const void* row = *static_cast<const void* const*>(w->slot[l]);

@@ -130,7 +130,7 @@ std::string Check::json() const {
     comma = ",";
     uint64_t unique = 0;
     for (const auto& u : s.unique) unique += static_cast<uint64_t>(__builtin_popcount(u.second));
-    out += "{\"pc\":" + number(pc) + ",\"space\":" + quoted(s.space) + ",\"op\":" + quoted(s.op) +
+    out += "{\"pc\":" + number(pc) + ",\"space\":" + quoted(s.space) + ",\"op\":" + quoted(s.op) + ",\"by\":" + quoted(s.by) +
            ",\"bytes\":" + std::to_string(s.bytes) + ",\"requests\":" + std::to_string(s.requests) +
            ",\"lanes\":" + std::to_string(s.lanes) + ",\"sectors\":" + std::to_string(s.sectors) +
            ",\"ideal_sectors\":" + std::to_string(s.ideal_sectors) + ",\"wavefronts\":" + std::to_string(s.wavefronts) +

@@ -50,7 +50,12 @@ void shared_cost(const PcLog& p, const PcLog::Request& r, PcStats* s) {
 void Check::request(const PcLog& p, const PcLog::Request& r, const void* pc) {
   PcStats& s = lines[pc];
   s.space = p.shared ? "shared" : "global";
-  s.op = p.op == kLogStore ? "store" : p.op == kLogAtomic ? "atomic" : "load";
+  static const struct {
+    const char *op, *by;
+  } kNames[] = {{"load", ""},       {"store", ""},        {"atomic", ""},     {"load", "matrix"},
+                {"store", "matrix"}, {"load", "cp.async"}, {"store", "cp.async"}};  // by LogOp
+  s.op = kNames[p.op].op;
+  s.by = kNames[p.op].by;
   s.bytes = p.bytes;
   ++s.requests;
   s.lanes += static_cast<uint64_t>(__builtin_popcount(r.mask));
@@ -88,7 +93,7 @@ void Check::log(const Access& a, bool shared_space, LogOp op) {
   Block* b = a.f->block;
   Warp* w = a.f->warp;
   // cp.async is a load and a store in one instruction: two rows of one line.
-  const void* pc = op == kLogStore && (a.flags & kOp) ? static_cast<const char*>(a.pc) - 1 : a.pc;
+  const void* pc = op == kLogCopyStore ? static_cast<const char*>(a.pc) - 1 : a.pc;
   PcLog& p = b->check->log[w->index][pc];
   p.bytes = a.bytes;
   p.shared = shared_space;

@@ -121,12 +121,13 @@ struct LaunchTotals {
 struct PcStats {
   const char* space;
   const char* op;
+  const char* by = "";  // "cp.async", "matrix" (ldmatrix and stmatrix), or an ordinary access
   uint32_t bytes = 0;
   uint64_t requests = 0, lanes = 0, sectors = 0, ideal_sectors = 0, wavefronts = 0, ideal_wavefronts = 0;
   std::unordered_map<uint64_t, uint32_t> unique;  // 32-byte sector: its bytes
 };
 
-enum LogOp : uint8_t { kLogLoad, kLogStore, kLogAtomic, kLogMatrix };
+enum LogOp : uint8_t { kLogLoad, kLogStore, kLogAtomic, kLogMatrixLoad, kLogMatrixStore, kLogCopyLoad, kLogCopyStore };
 
 struct PcLog {  // one instruction in one warp since the lanes last converged
   uint32_t bytes = 0;
