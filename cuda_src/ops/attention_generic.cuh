@@ -6,9 +6,9 @@
 // 16-byte chunk of the output, so a row's maximum costs two shuffles.
 //
 // Keys are cut into splits of `split` tokens at absolute positions. Every split starts an empty softmax state that is
-// merged into the row's in order, whether one block walks them all (gridDim.z = 1) or each has its own block and the
-// last to arrive merges them from the workspace. So a row gets the same bits as a decode step, in any chunk, alone
-// or in any batch, on any grid.
+// merged into the row's in order, whether one block walks them all (gridDim.z = 1) or gridDim.z blocks take them in turn
+// and the last to finish merges them from the workspace. So a row gets the same bits as a decode step, in any chunk,
+// alone or in any batch, on any grid.
 #pragma once
 #include "ops/attention_common.cuh"
 
@@ -70,7 +70,7 @@ PK_DEVICE void store4(T* p, Vec<float, 4> x, int valid, bool aligned) {
 // splits where gridDim.z > 1; arrivals [tiles, kv_heads] are zero at rest. in4 and out4: pointers and strides allow
 // accesses of four elements.
 template <class T, int kDim, int kWarps>
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kWarps * 32, 2)
     attention_generic(PK_ATTENTION_PARAMS(T), float* __restrict__ partial_acc,
                       Vec<float, 2>* __restrict__ partial_ml, uint32_t* __restrict__ arrivals, int split,
                       int max_splits, int in4, int out4) {
@@ -106,13 +106,12 @@ __global__ void __launch_bounds__(kWarps * 32)
 
   const int first_split = block_lo / split;
   const int splits = max(1, ceil_div(block_hi, split) - first_split);
-  const bool shared_row = gridDim.z > 1 && splits > 1;  // other blocks hold other splits of these rows
-  if (gridDim.z > 1 && static_cast<int>(blockIdx.z) >= splits) return;
-  int begin = block_lo / kKeys * kKeys, end = block_hi;
-  if (gridDim.z > 1) {
-    begin = max(begin, (first_split + static_cast<int>(blockIdx.z)) * split);
-    end = min(end, (first_split + static_cast<int>(blockIdx.z) + 1) * split);
-  }
+  const int turns = min(static_cast<int>(gridDim.z), splits);  // blocks that share these rows
+  const int turn = blockIdx.z;
+  if (turn >= turns) return;
+  const int begin = max(block_lo / kKeys * kKeys, (first_split + turn) * split), end = block_hi;
+  auto ends_split = [&](int key0) { return key0 + kKeys >= end || (key0 + kKeys) % split == 0; };
+  auto tile_after = [&](int key0) { return key0 + kKeys + (ends_split(key0) ? (turns - 1) * split : 0); };
 
   const T* q_head = p.q + static_cast<int64_t>(head) * p.group * p.q_head_stride;
   for (int i = tid; i < kRows * kChunks; i += kThreads) {
@@ -141,15 +140,15 @@ __global__ void __launch_bounds__(kWarps * 32)
   };
 
   const ScoreScale scale_of(p);
-  float row_max = -INFINITY, row_sum = 0.f;  // over the splits that are done
+  const int64_t out_row = static_cast<int64_t>(seq.q_begin + token) * p.heads() + head * p.group + member;
+  float row_max = -INFINITY, row_sum = 0.f;  // over the splits that are done, if this block does them all
   Float4 row_acc[kLaneChunks] = {};
   float m = -INFINITY, l = 0.f;  // of the current split; l is this lane's share
   Float4 acc[kLaneChunks] = {};
-  const int last_tile = (end - 1) / kKeys * kKeys;
 
   look_up(begin, 0);
   int buffer = 0;
-  for (int key0 = begin; key0 < end; key0 += kKeys, buffer ^= 1) {
+  for (int key0 = begin; key0 < end; key0 = tile_after(key0), buffer ^= 1) {
     __syncthreads();  // the look-ups are there, and nobody reads the last tile any more
 #pragma unroll 4
     for (int i = tid; i < kKeys * kChunks; i += kThreads) {
@@ -159,7 +158,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       st_vec(&smem.k[key * kPitch + column], k4);
       st_vec(&smem.v[key * kPitch + column], v4);
     }
-    look_up(key0 + kKeys, buffer ^ 1);
+    look_up(tile_after(key0), buffer ^ 1);
     __syncthreads();
 
     if (warp_exists && key0 < warp_hi && key0 + kKeys > warp_lo) {
@@ -213,30 +212,24 @@ __global__ void __launch_bounds__(kWarps * 32)
         }
       }
     }
-    if (key0 == last_tile || (key0 + kKeys) % split == 0) {  // the split ends: merge it
-      const Merge merge(row_max, row_sum, m, warp_sum<4>(l));
-      m = -INFINITY;
-      l = 0.f;
+    if (!ends_split(key0)) continue;
+    const Merge merge(row_max, row_sum, m, warp_sum<4>(l));
+    m = -INFINITY;
+    l = 0.f;
 #pragma unroll
-      for (int i = 0; i < kLaneChunks; ++i) {
+    for (int i = 0; i < kLaneChunks; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          row_acc[i][e] = fmaf(row_acc[i][e], merge.keep, acc[i][e] * merge.add);
-          acc[i][e] = 0.f;
-        }
+      for (int e = 0; e < 4; ++e) {
+        row_acc[i][e] = fmaf(row_acc[i][e], merge.keep, acc[i][e] * merge.add);
+        acc[i][e] = 0.f;
       }
     }
-  }
-
-  const int64_t out_row = static_cast<int64_t>(seq.q_begin + token) * p.heads() + head * p.group + member;
-  if (shared_row) {
-    // Leave this split's state; the block that arrives last reads them all back, in order.
+    if (turns == 1) continue;
+    // Other blocks have other splits of these rows: leave this one's state.
     if (row_exists) {
-      const int64_t at = out_row * max_splits + blockIdx.z;
+      const int64_t at = out_row * max_splits + key0 / split - first_split;
 #pragma unroll
-      for (int i = 0; i < kLaneChunks; ++i) {
-        st_vec(&partial_acc[at * kDim + (sub + 4 * i) * 4], row_acc[i]);
-      }
+      for (int i = 0; i < kLaneChunks; ++i) st_vec(&partial_acc[at * kDim + (sub + 4 * i) * 4], row_acc[i]);
       if (sub == 0) {
         Vec<float, 2> ml;
         ml[0] = row_max;
@@ -244,18 +237,23 @@ __global__ void __launch_bounds__(kWarps * 32)
         st(&partial_ml[at], ml);
       }
     }
-    __threadfence();
-    __syncthreads();
-    if (tid == 0) smem.arrived = atomic_add_acq_rel(&arrivals[tile * p.kv_heads + head], 1u);
-    __syncthreads();
-    if (smem.arrived != static_cast<uint32_t>(splits - 1)) return;
-    __threadfence();
-    if (tid == 0) arrivals[tile * p.kv_heads + head] = 0;  // at rest again
-    if (!row_exists) return;
     row_max = -INFINITY;
     row_sum = 0.f;
 #pragma unroll
     for (int i = 0; i < kLaneChunks; ++i) row_acc[i] = Float4{};
+  }
+
+  if (turns > 1) {
+    // The block that finishes last reads all states back, in order.
+    uint32_t* arrival = &arrivals[tile * p.kv_heads + head];
+    __threadfence();
+    __syncthreads();
+    if (tid == 0) smem.arrived = atomic_add_acq_rel(arrival, 1u);
+    __syncthreads();
+    if (smem.arrived != static_cast<uint32_t>(turns - 1)) return;
+    __threadfence();
+    if (tid == 0) *arrival = 0;  // at rest again
+    if (!row_exists) return;
     for (int s = 0; s < splits; ++s) {
       const int64_t at = out_row * max_splits + s;
       const Vec<float, 2> ml = ld(&partial_ml[at]);

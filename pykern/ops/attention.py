@@ -41,6 +41,7 @@ DECODE_WARPS = {32: 4, 64: 4, 96: 4, 128: 4, 192: 2, 256: 2}
 DECODE_TOKENS = 8
 MIXED_WORKSPACE = 256 << 20  # a mixed batch lends each sequence DECODE_TOKENS slots only within this many bytes
 SPLIT = 256  # keys of a split: a block's share of a long sequence, of which one sequence of 8k fills 132 SMs
+GENERIC_SPLIT = 64  # two tiles: fp32 decode is bound by a block's time, not by the merge
 GENERIC_WORKSPACE = 64 << 20
 ALL = 2**31 - 1
 
@@ -89,7 +90,7 @@ def check(p: Problem) -> None:
     require(0 <= p.softcap < math.inf, "softcap", p.softcap, "0 (off) or a finite positive number")
     require(0 <= p.scale < math.inf, "scale", p.scale, "0 (1 / sqrt(head_dim)) or a finite positive number")
     for name, n in (("tokens * heads", p.t * p.h), ("pages", k.shape[0]), ("max_pages * page_size", capacity(p))):
-        require(n < 2**31 - 64, name, n, "below 2^31")
+        require(n < 2**31 - 2**23, name, n, "below 2^31 - 2^23")
 
 
 def aligned(p: Problem, elements: int) -> list[str]:
@@ -141,13 +142,12 @@ def plan_generic(p: Problem, target: Target, why: tuple[str, ...]) -> Plan:
     dim = first_fit(GENERIC_DIMS, p.d) or 0
     group = p.h // p.kh
     warps = 1 if p.t * group <= 16 * max(1, sequences(p)) else 4  # a warp takes 8 rows; decode needs no more
-    tiles, splits = row_tiles(p, 8 * warps), most_splits(p, SPLIT, p.t)
+    tiles, splits = row_tiles(p, 8 * warps), most_splits(p, GENERIC_SPLIT, p.t)
     partials = p.t * p.h * splits * (dim + 2) * 4
-    # One block walks all splits where tiles alone fill the card; the bits are the same either way.
-    if tiles * p.kh >= 2 * target.sms or partials > GENERIC_WORKSPACE or splits > 65535:
-        splits = 1
+    # Blocks share a tile's splits until the card is full; the bits are the same either way.
+    turns = 1 if partials > GENERIC_WORKSPACE else max(1, min(splits, 4 * target.sms // (tiles * p.kh), 65535))
     workspaces: tuple[Workspace, ...] = ()
-    if splits > 1:
+    if turns > 1:
         rows = p.t * p.h * splits
         workspaces = (Workspace(rows * dim * 4), Workspace(rows * 8), Workspace(tiles * p.kh * 4, counter=True))
     keys = 16 if dim > 128 else 32
@@ -155,13 +155,13 @@ def plan_generic(p: Problem, target: Target, why: tuple[str, ...]) -> Plan:
     flags = (I32(int(not aligned(p, 4))), I32(int(p.d % 4 == 0 and _out_aligned(p, 4))))
     launch = Launch(
         template("attention_generic", p["q"].dtype, dim, warps),
-        (tiles, p.kh, splits),
+        (tiles, p.kh, turns),
         32 * warps,
-        (*common(p), *scratch(workspaces), I32(SPLIT), I32(splits), *flags),
+        (*common(p), *scratch(workspaces), I32(GENERIC_SPLIT), I32(splits), *flags),
         smem=smem,
         source="ops/attention_generic.cuh",
     )
-    note = f"{tiles} tiles of {8 * warps} rows x {p.kh} kv heads x {splits} splits of {SPLIT} keys"
+    note = f"{tiles} tiles of {8 * warps} rows x {p.kh} kv heads; {turns} blocks share the splits of {GENERIC_SPLIT} keys"
     return Plan((launch,), workspaces, f"{p['q'].dtype} generic", "generic", (*why, note))
 
 
