@@ -24,7 +24,13 @@ DTYPES = ["float32", "float16", "bfloat16"]
     show_default=True,
     help="Of activations and cache.",
 )
-@click.option("--dequantize", is_flag=True, help="Expand quantised weights to --dtype at loading.")
+@click.option(
+    "--weights",
+    type=click.Choice(["auto", "packed", "expanded"]),
+    default="auto",
+    show_default=True,
+    help="Quantised weights: as they are, or in --dtype; auto: packed on a GPU, expanded on a CPU if they fit.",
+)
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: the likeliest token.")
 @click.option("--top-k", type=int, default=0, help="Only the k likeliest tokens; 0: off.")
 @click.option("--top-p", type=float, default=1.0, help="Only the likeliest tokens that make up p; 1: off.")

@@ -1,4 +1,4 @@
-"""The decoder's ops in plain PyTorch: what tests and ``--backend torch`` compare pykern's kernels with.
+"""The decoder's ops in plain PyTorch: what tests compare pykern's kernels with.
 
 Same signatures as the public ops, as far as the decoder uses them; maths in the dtype of the inputs, except where
 a reduction is kept in float32. Slow and short on purpose.
@@ -6,23 +6,15 @@ a reduction is kept in float32. Slow and short on purpose.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
+from pykern.models.gguf import TYPES
 from pykern.models.weights import Blocks, dequantize_blocks
 
 
-def _dense(w: Any) -> torch.Tensor:
-    return dequantize_blocks(w) if isinstance(w, Blocks) else w
-
-
-def embedding(ids: torch.Tensor, table: Any) -> torch.Tensor:
+def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rows ``ids`` of ``table``."""
-    if isinstance(table, Blocks):
-        data = table.data[ids]
-        return dequantize_blocks(Blocks(table.type, data, (len(data), table.shape[1])))
     return table[ids]
 
 
@@ -33,14 +25,29 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def linear(
-    x: torch.Tensor, w: Any, *, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x wᵀ + bias + residual."""
-    y = F.linear(x, _dense(w).to(x.dtype), None if bias is None else bias.to(x.dtype))
+    y = F.linear(x, w, bias)
     return y if residual is None else y + residual
 
 
-quant_linear = linear
+def quant_linear(
+    x: torch.Tensor,
+    planes: list[torch.Tensor],
+    layout: str,
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same with ``w`` in GGUF blocks."""
+    (kind,) = [t for t in TYPES.values() if t.name.lower() == layout]
+    blocks = Blocks(kind, planes[0], (len(planes[0]), x.shape[-1]))
+    return linear(x, dequantize_blocks(blocks).to(x.dtype), bias=bias, residual=residual)
 
 
 def rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:

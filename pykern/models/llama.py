@@ -75,6 +75,7 @@ class Llama:
     def project(
         self, x: torch.Tensor, w: Any, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x wᵀ + bias + residual, for a plain or a quantised ``w`` [out, in]."""
-        linear = self.ops.linear if isinstance(w, torch.Tensor) else self.ops.quant_linear
-        return linear(x, w, bias=bias, residual=residual)
+        """x wᵀ + bias + residual, for a plain or a packed ``w`` [out, in]."""
+        if isinstance(w, torch.Tensor):
+            return self.ops.linear(x, w, bias=bias, residual=residual)
+        return self.ops.quant_linear(x, list(w.planes.values()), w.layout, bias=bias, residual=residual)

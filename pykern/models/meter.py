@@ -143,22 +143,9 @@ class Meter:
 
 
 def bound(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, the schema's defaults filled in; a QuantTensor becomes the op's planes and layout."""
-    values: dict[str, Any] = {}
-    names = [a.name for a in op.inputs]
-    at = 0
-    for v in args:
-        taken = unpacked(v) if hasattr(v, "planes") else {names[at]: v}
-        values |= taken
-        at += len(taken)
-    for name, v in kwargs.items():
-        values |= unpacked(v) if hasattr(v, "planes") else {name: v}
+    """Arguments by name, the schema's defaults filled in."""
+    values = dict(zip([a.name for a in op.inputs], args, strict=False)) | kwargs
     return {a.name: values.get(a.name, a.default if isinstance(a, Scalar) else None) for a in op.inputs}
-
-
-def unpacked(q: Any) -> dict[str, Any]:
-    """A QuantTensor as op arguments."""
-    return {"planes": list(q.planes.values()), "layout": q.layout}
 
 
 def _info(v: Any) -> Any:

@@ -71,35 +71,63 @@ def load(
 
 
 def prepare(weights: Weights, dtype: torch.dtype, device: str, dequantize: bool = False) -> Weights:
-    """``weights`` for the ops: on ``device``, plain ones in ``dtype``, blocks quantised still or expanded."""
+    """``weights`` for the ops: on ``device``, plain ones in ``dtype``, packed ones packed still or expanded.
+
+    The embedding table is expanded in any case: its rows are looked up, and a packed head keeps its own bytes.
+    """
+
+    def expanded(w: Any) -> torch.Tensor:
+        return (dequantize_blocks(w) if isinstance(w, Blocks) else w).to(device, dtype).contiguous()
 
     def ready(w: Any) -> Any:
         if w is None:
             return None
-        if isinstance(w, Blocks):
-            return dequantize_blocks(w).to(device, dtype)
-        return w.to(device, dtype).contiguous()
+        if isinstance(w, Blocks) and not dequantize:
+            return replace(w, data=w.data.to(device).contiguous())
+        return expanded(w)
 
-    embed = ready(weights.embed)
+    embed, head = expanded(weights.embed), weights.head
+    same = head is weights.embed and (dequantize or not isinstance(head, Blocks))
     return Weights(
         embed=embed,
-        norm=ready(weights.norm),
-        head=embed if weights.head is weights.embed else ready(weights.head),
+        norm=expanded(weights.norm),
+        head=embed if same else ready(head),
         layers=[Layer(**{name: ready(w) for name, w in vars(layer).items()}) for layer in weights.layers],
         rope_factors=weights.rope_factors,
     )
 
 
+def expand_by_default(weights: Weights, dtype: torch.dtype, device: str) -> bool:
+    """Whether packed weights are expanded when nothing is said.
+
+    On a GPU they are not: reading fewer bytes is what makes decoding fast. The host backend is bound by arithmetic,
+    and unpacking costs it three times what the products do: there they are, if a quarter of the free memory is enough.
+    """
+    if device != "cpu":
+        return False
+    import psutil
+
+    count = sum(_numel(m) for layer in weights.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down))
+    return (count + _numel(weights.head)) * dtype.itemsize < psutil.virtual_memory().available // 4
+
+
+def _numel(m: Any) -> int:
+    return m.shape[0] * m.shape[1]
+
+
 def stored_as(weights: Weights) -> str:
-    """How the decoder's matrices are held: ``Q4_1``, ``float32``."""
+    """How the decoder's matrices are held: ``q4_1``, ``float32``."""
     kinds = {_kind(m) for layer in weights.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)}
     return ", ".join(sorted(kinds))
+
+
+WEIGHTS = ("auto", "packed", "expanded")
 
 
 def _kind(m: Any) -> str:
     if isinstance(m, torch.Tensor):
         return str(m.dtype).removeprefix("torch.")
-    return m.type.name if isinstance(m, Blocks) else str(m.layout)
+    return str(m.layout)
 
 
 def pick_device(device: str) -> str:
@@ -132,7 +160,7 @@ def run(
     max_tokens: int = 64,
     device: str = "auto",
     dtype: str = "float32",
-    dequantize: bool = False,
+    weights: str = "auto",
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -147,6 +175,8 @@ def run(
 ) -> Result:
     """Generate: what ``pykern generate`` does. ``on_text`` gets the text piece by piece."""
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+    if weights not in WEIGHTS:
+        raise ArgumentError("--weights", repr(weights), ", ".join(WEIGHTS))
     device = pick_device(device)
     config, stored, text = load(model, progress)
     if system is not None and not chat:
@@ -160,9 +190,12 @@ def run(
             "--max-tokens", max_tokens, f"up to {config.context - len(prompt_ids)} after this prompt"
         )
     progress("preparing weights", 0, 0)
-    weights = prepare(stored, getattr(torch, dtype), device, dequantize)
+    kind = getattr(torch, dtype)
+    expand = weights == "expanded" or (weights == "auto" and expand_by_default(stored, kind, device))
+    ready = prepare(stored, kind, device, expand)
+    was, now = stored_as(stored), stored_as(ready)
     meter = Meter(device)
-    engine = make_engine(config, weights, meter.ops, tokens=total, graphs=device == "cuda")
+    engine = make_engine(config, ready, meter.ops, tokens=total, graphs=device == "cuda")
     engine.on_pass = meter.note_pass
     if max_tokens:
         warm_up(engine, meter, len(prompt_ids), sampling, chunk, progress)
@@ -195,7 +228,7 @@ def run(
         finish="stop" if ids and ids[-1] in stops else "length",
         device=torch.cuda.get_device_name() if device == "cuda" else "CPU (host backend)",
         dtype=dtype,
-        weights=stored_as(weights),
+        weights=now if now == was else f"{was} expanded to {now}",
         ops=meter.table(),
         table_title=title,
     )

@@ -31,6 +31,15 @@ class Blocks:
     data: torch.Tensor
     shape: tuple[int, int]
 
+    @property
+    def planes(self) -> dict[str, torch.Tensor]:
+        """The packed data as the quantised ops take it: for GGUF, the file's own bytes."""
+        return {"blocks": self.data}
+
+    @property
+    def layout(self) -> str:
+        return self.type.name.lower()
+
 
 Matrix = torch.Tensor | Blocks
 

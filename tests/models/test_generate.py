@@ -55,6 +55,15 @@ def test_json(model: Path) -> None:
     assert rows["attention"]["bytes"] == 2 * (2 * (prompt + 8) * 64 * 4 + keys)
 
 
+def test_packed_and_expanded_weights_give_the_same_bits(model: Path) -> None:
+    packed = as_json(model, "--prompt", "hello", "--max-tokens", 6, "--weights", "packed")
+    expanded = as_json(model, "--prompt", "hello", "--max-tokens", 6, "--weights", "expanded")
+    assert packed["ids"] == expanded["ids"]
+    assert (packed["weights"], expanded["weights"]) == ("q8_0", "q8_0 expanded to float32")
+    assert "quant_linear" in {row["op"] for row in packed["ops"]}
+    assert "quant_linear" not in {row["op"] for row in expanded["ops"]}
+
+
 def test_chunks_do_not_matter(model: Path) -> None:
     whole = as_json(model, "--prompt", "hello there, chunks", "--max-tokens", 5)
     assert (
