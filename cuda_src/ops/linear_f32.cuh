@@ -45,6 +45,7 @@ __global__ void __launch_bounds__((BM / WM) * (BN / WN) * 32, 3)
   constexpr int kPieces = kF32Depth / kVec;  // copies per row of a tile
   constexpr int kRowStep = kThreads / kPieces;  // rows that one round of all threads copies
   static_assert(BM % kRowStep == 0 && BN % kRowStep == 0 && WM % 16 == 0, "threads share the tiles evenly");
+  static_assert(kRowStep % 8 == 0, "rows are dealt out in eights");
   using Smem = LinearF32Smem<BM, BN, kWarps, WN>;
   PK_SMEM(Smem, s);
 
@@ -55,7 +56,9 @@ __global__ void __launch_bounds__((BM / WM) * (BN / WN) * 32, 3)
 
   // This thread copies k copy_k .. + kVec of rows copy_row + i * kRowStep of either tile, from pointers that
   // move along k with the tiles.
-  const int copy_row = threadIdx.x / kPieces, copy_k = threadIdx.x % kPieces * kVec;
+  // Neighbouring runs of a warp go to rows 4 apart, 4 * 20 mod 32 = 16 banks from each other.
+  const int run = threadIdx.x / kPieces, copy_k = threadIdx.x % kPieces * kVec;
+  const int copy_row = run / 8 * 8 + run % 2 * 4 + run % 8 / 2;
   const float* x_from = x + (m0 + copy_row) * x_stride + copy_k;
   auto load_x = [&](int k0, int buf) {
 #pragma unroll

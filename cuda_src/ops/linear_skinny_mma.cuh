@@ -50,7 +50,7 @@ PK_DEVICE void load_eight(const T* p, int at, int k, bool row_in, uint32_t (&out
 }
 
 template <typename T, typename To, int kRowTiles, int kTokenTiles, int kVec, bool kGated>
-__global__ void __launch_bounds__(kSkinnyWarps * 32, kVec == 8 && kRowTiles * kTokenTiles <= 4 ? 2 : 1)
+__global__ void __launch_bounds__(kSkinnyWarps * 32, kVec == 8 && kRowTiles * kTokenTiles <= 2 ? 2 : 1)
     linear_skinny_mma(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ w_up,
                       const T* __restrict__ bias, const To* residual, To* y, int m, int n, int k,
                       int64_t x_stride, int64_t w_stride, int64_t w_up_stride, int64_t residual_stride,

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pykern
+from pykern import check
 from pykern.errors import ArgumentError
 from pykern.numerics import mismatch, same_bits
 from pykern.op import Spec, get
@@ -238,6 +239,29 @@ def test_order_of_the_float32_chain() -> None:
         x = torch.ones(m, 3)
         w = torch.tensor([[big, 1.0, 1.0], [1.0, 1.0, big]])
         assert pykern.linear(x, w).tolist() == [[big, big + 2]] * m
+
+
+# (m, n, SMs, dtype): one block of each kernel. Wavefronts are the least possible but for the epilogue, which reads 32
+# bytes a lane, and the last sum of the skinny kernel.
+TRACED = [(1, 32, 4, "float32"), (128, 64, 1, "float32"), (1, 16, 4, "bfloat16"), (128, 256, 1, "bfloat16")]
+
+
+@pytest.mark.parametrize("m,n,sms,dtype", TRACED)
+def test_traffic(m: int, n: int, sms: int, dtype: str) -> None:
+    """Aligned problems: whole sectors, no bank conflicts in the main loops, x and w read once."""
+    t = getattr(torch, dtype)
+    x, w = normal((m, 128), 1, t), normal((n, 128), 2, t)
+    with pykern.host(trace=True, sms=sms), check.recording() as reports:
+        pykern.linear(x, w)
+    lines = reports[0]["lines"]
+    assert {(row["space"], row["op"]) for row in lines} >= {("global", "load"), ("global", "store"), ("shared", "load")}
+    for row in lines:
+        skinny_sum = row["file"] == "linear_skinny_mma.cuh" and row["bytes"] == 4 and row["op"] == "load"
+        allowed = 2 if row["file"] == "linear_epilogue.cuh" or skinny_sum else 1
+        assert row["wavefronts"] <= allowed * row["ideal_wavefronts"], row
+        assert row["sectors"] == row["ideal_sectors"] or row["op"] == "store", row
+    loaded = sum(row["sectors"] * 32 for row in lines if row["space"] == "global" and row["op"] == "load")
+    assert loaded == (m + n) * 128 * t.itemsize
 
 
 def test_out_may_be_the_residual() -> None:
