@@ -481,8 +481,8 @@ def check_law(op: Op, law: str, where: Where, examples: int | None = None) -> No
             test(op, where, case, seed_)
 
     # The first example of each kernel compiles it, which is slow under any profile.
-    chosen = settings(deadline=None, suppress_health_check=_SLOW, **({"max_examples": examples} if examples else {}))
-    chosen(holds)()
+    count = examples or settings().max_examples
+    settings(deadline=None, suppress_health_check=_SLOW, max_examples=count)(holds)()
 
 
 def check_laws(op: Op, where: Where | None = None, examples: int | None = None) -> None:
