@@ -335,7 +335,8 @@ def clear() -> tuple[int, int]:
         # a lock file weighs nothing, and deleting a held one would let a second builder in
         if item.name == ".locks" or _busy(item.name):
             continue
-        shutil.rmtree(item, ignore_errors=True) if item.is_dir() else item.unlink(missing_ok=True)
+        folder = item.is_dir() and not item.is_symlink()
+        shutil.rmtree(item, ignore_errors=True) if folder else item.unlink(missing_ok=True)
     return (count, held)
 
 

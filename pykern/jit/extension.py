@@ -230,8 +230,12 @@ def _build(recipe: Recipe, key: str, name: str, private: bool) -> Entry:
             log = _compile(recipe, key, work)
             seconds = round(time.monotonic() - started, 3)
         record = {"label": recipe.label, "kernel": recipe.kernel, "seconds": seconds, "log": log}
-        entry = cache.publish(work, name, record, keep=(recipe.filename, *recipe.more))
+        notes = [note.name for note in work.glob("*.gcno")]  # of a library with coverage counters
+        entry = cache.publish(work, name, record, keep=(recipe.filename, *recipe.more, *notes))
         builds += 1
+        if notes:  # the counters are written to where the object file was: lead them to the notes
+            with contextlib.suppress(OSError):
+                work.symlink_to(entry.path.parent.name)
         return entry
     except PykernError:
         raise
