@@ -93,6 +93,8 @@ void range(const void* p, size_t bytes, bool write, const void* pc) {
 }  // namespace host
 }  // namespace pk
 
+void pkh_access(const void* p, uint32_t bytes, int write) { pk::host::entry(p, bytes, write != 0, PKH_PC); }
+
 extern "C" {
 #define PK_TSAN(bytes)                                                                                            \
   void __tsan_read##bytes(void* p) { pk::host::entry(p, bytes, false, PKH_PC); }                                  \

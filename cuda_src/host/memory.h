@@ -8,6 +8,7 @@
 
 extern "C" {
 void pkh_dynamic_smem(uint32_t bytes, const char* file, int line) __attribute__((noreturn));
+void pkh_access(const void* p, uint32_t bytes, int write);  // before a load or store, under the checker
 void pkh_cp_async(void* dst, const void* src, int bytes, int source_bytes, const char* file, int line);
 void pkh_cp_async_commit(void);
 void pkh_cp_async_wait(int pending);
@@ -67,18 +68,44 @@ PK_DEVICE uint32_t smem_u32(const void* p) {
   return static_cast<uint32_t>(static_cast<const unsigned char*>(p) - host::self()->view->smem);
 }
 
+#ifdef PK_CHECK
+// The checker is told of the whole access here; left to the instrumentation, a compiler may narrow it first.
+namespace host {
+template <class R>
+PK_NOSAN R raw_load(const R* p) {
+  return *p;
+}
+template <class R>
+PK_NOSAN void raw_store(R* p, R raw) {
+  *p = raw;
+}
+}  // namespace host
+#endif
+
 template <class V>
 PK_DEVICE V ld(const V* p) {
-  const auto raw = *reinterpret_cast<const typename host::RawAccess<V>::type*>(p);
+  using R = typename host::RawAccess<V>::type;
+#ifdef PK_CHECK
+  pkh_access(p, sizeof(V), 0);
+  const R raw = host::raw_load(reinterpret_cast<const R*>(p));
+#else
+  const R raw = *reinterpret_cast<const R*>(p);
+#endif
   V v;
   __builtin_memcpy(&v, &raw, sizeof(V));
   return v;
 }
 template <class V>
 PK_DEVICE void st(V* p, V v) {
-  typename host::RawAccess<V>::type raw;
+  using R = typename host::RawAccess<V>::type;
+  R raw;
   __builtin_memcpy(&raw, &v, sizeof(V));
-  *reinterpret_cast<typename host::RawAccess<V>::type*>(p) = raw;
+#ifdef PK_CHECK
+  pkh_access(p, sizeof(V), 1);
+  host::raw_store(reinterpret_cast<R*>(p), raw);
+#else
+  *reinterpret_cast<R*>(p) = raw;
+#endif
 }
 // Cache hints change nothing here.
 template <class V>

@@ -11,7 +11,11 @@
 #endif
 
 // For code that must not be instrumented: what it touches belongs to the runtime, not to the kernel.
+#if defined(__clang__)
+#define PK_NOSAN __attribute__((noinline, disable_sanitizer_instrumentation))  // no_sanitize spares no atomics there
+#else
 #define PK_NOSAN __attribute__((noinline, no_sanitize("thread")))
+#endif
 
 // Call sites, for messages: the line in the kernel that waits or fails.
 #define PK_HERE const char *file_ = __builtin_FILE(), int line_ = __builtin_LINE()

@@ -29,7 +29,9 @@ if "clang" not in CXX:
     FLAGS.append("-fno-gnu-unique")
     CHECKED += ["--param", "tsan-instrument-func-entry-exit=0"]
 else:
-    CHECKED += ["-mllvm", "-tsan-instrument-func-entry-exit=0"]
+    # clang leaves out the read of a read-modify-write, and treats a null pointer as unreachable
+    CHECKED += ["-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-read-before-write=1"]
+    CHECKED += ["-fno-delete-null-pointer-checks"]
 
 PDL, COOPERATIVE = 1, 2
 INPUT, WEIGHT, OUTPUT, MUTATED, WORKSPACE = range(5)
