@@ -71,7 +71,11 @@ def host(compiler: Cxx, check: bool = False) -> list[str]:
         # libtsan
         entry_exit = ["--param", "tsan-instrument-func-entry-exit=0"]
         if not gcc:
-            entry_exit = ["-mllvm", "-tsan-instrument-func-entry-exit=0"]
+            # and clang must neither drop the read of a read-modify-write, nor turn loops into memcpy (which the
+            # checker does not see), nor take a null pointer for unreachable
+            entry_exit = ["-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm"]
+            entry_exit += ["-tsan-instrument-read-before-write=1", "-mllvm", "-disable-loop-idiom-all"]
+            entry_exit += ["-fno-delete-null-pointer-checks"]
         flags += ["-fsanitize=thread", *entry_exit, "-DPK_CHECK=1"]
     return flags
 

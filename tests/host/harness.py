@@ -29,9 +29,9 @@ if "clang" not in CXX:
     FLAGS.append("-fno-gnu-unique")
     CHECKED += ["--param", "tsan-instrument-func-entry-exit=0"]
 else:
-    # clang leaves out the read of a read-modify-write, and treats a null pointer as unreachable
+    # clang leaves out the read of a read-modify-write, turns loops into memcpy, takes a null pointer for unreachable
     CHECKED += ["-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-read-before-write=1"]
-    CHECKED += ["-fno-delete-null-pointer-checks"]
+    CHECKED += ["-fno-delete-null-pointer-checks", "-mllvm", "-disable-loop-idiom-all"]
 
 PDL, COOPERATIVE = 1, 2
 INPUT, WEIGHT, OUTPUT, MUTATED, WORKSPACE = range(5)
