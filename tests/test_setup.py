@@ -96,6 +96,27 @@ def test_torch_that_fits_is_left_alone(bootstrap: Any, monkeypatch: pytest.Monke
     assert len(installs(bootstrap, monkeypatch, ["2.11.0", "2.13.0"], gpu=False)) == 3
 
 
+def test_without_a_network_an_active_python_is_used_as_it_is(
+    bootstrap: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: list[str], **_: Any) -> None:
+        raise subprocess.CalledProcessError(1, args)
+
+    monkeypatch.setattr(bootstrap, "choose", lambda: (sys.executable, True))
+    monkeypatch.setattr(bootstrap, "stamp_path", lambda *_: str(tmp_path / "stamp"))
+    monkeypatch.setattr(bootstrap, "missing_from", lambda python: ["plotly>=5.20"])
+    monkeypatch.setattr(bootstrap, "torch_of", lambda python: "2.11.0")
+    monkeypatch.setattr(bootstrap, "pip_for", lambda python, base: ["pip"])
+    monkeypatch.setattr(bootstrap, "run", fail)
+    assert bootstrap.ensure() == sys.executable
+    assert "going on without plotly>=5.20" in capsys.readouterr().err
+    assert not (tmp_path / "stamp").exists()
+    monkeypatch.setattr(bootstrap, "choose", lambda: (sys.executable, False))
+    monkeypatch.setattr(bootstrap, "make_venv", lambda base: None)
+    with pytest.raises(bootstrap.SetupError, match="pip failed"):
+        bootstrap.ensure()
+
+
 def test_no_way_to_install_is_said_clearly(
     bootstrap: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
