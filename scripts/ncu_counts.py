@@ -3,6 +3,7 @@
     python scripts/ncu_counts.py collect [--out FILE] [--keep DIR]   on a GPU with ncu on PATH: run, count, write FILE
     python scripts/ncu_counts.py compare [--data FILE] [NAME ...]    anywhere: host counts beside the recorded ones
     python scripts/ncu_counts.py host [NAME ...]                     anywhere: host counts alone
+    python scripts/ncu_counts.py parse --out FILE --keep DIR         write FILE from what collect left in DIR
     python scripts/ncu_counts.py warm | run [--plan FILE]            what collect does, without and under ncu
 
 A problem is one call of an op on fixed data. Counts are per call (summed over its launches): for global loads and
@@ -300,9 +301,11 @@ def run(plan_file: str | None) -> None:
             args = p.args("cuda")
             torch.cuda.synchronize()
             torch.cuda.cudart().cudaProfilerStart()
-            op(**args)
-            torch.cuda.synchronize()
-            torch.cuda.cudart().cudaProfilerStop()
+            try:
+                op(**args)
+                torch.cuda.synchronize()
+            finally:
+                torch.cuda.cudart().cudaProfilerStop()
         except Exception as error:
             print(f"{p.name}: {type(error).__name__}: {error}", file=sys.stderr)
             continue
@@ -340,7 +343,7 @@ def parse_raw(text: str) -> list[dict[str, Any]]:
 
 
 def match(plans: list[dict[str, Any]], launches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """``plans`` with what was measured, launch by launch; other kernels (torch's) are passed over."""
+    """``plans`` with what was measured, launch by launch; kernels that are not planned (torch's) are passed over."""
     waiting = list(launches)
     out = []
     for problem in plans:
@@ -369,7 +372,7 @@ def shell(command: Sequence[str], timeout: int) -> subprocess.CompletedProcess[s
 
 
 def collect(out: Path, keep: Path | None) -> int:
-    """Warm up, count under ncu, write ``out``; what ncu said is kept in ``keep``."""
+    """Warm up, count under ncu, write ``out``; what ncu said is kept in ``keep``, for ``parse``."""
     keep = keep or Path(tempfile.mkdtemp(prefix="ncu_counts"))
     keep.mkdir(parents=True, exist_ok=True)
     me = [sys.executable, str(Path(__file__).resolve())]
@@ -377,47 +380,55 @@ def collect(out: Path, keep: Path | None) -> int:
     if warmed.returncode:
         print(warmed.stdout + warmed.stderr)
         return 1
-    version = shell(["ncu", "--version"], 60).stdout.strip().splitlines()[-1:]
+    version = shell(["ncu", "--version"], 60).stdout.strip().splitlines()
+    driver = shell(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], 60).stdout.split()
+    head = {"driver": driver[0] if driver else "", "ncu": version[-1] if version else ""}
+    (keep / "head.json").write_text(json.dumps({**head, "date": datetime.date.today().isoformat()}))
     query = shell(["ncu", "--query-metrics", "--chips", "gh100"], 120)
     (keep / "query_metrics.txt").write_text(query.stdout + query.stderr)
     metrics = pick_metrics(query.stdout if query.returncode == 0 else "")
     print(f"{len(metrics)} metrics")
-    plan_file = keep / "plans.json"
-    options = [
-        "--profile-from-start",
-        "off",
-        "--target-processes",
-        "application-only",
-        "--clock-control",
-        "none",
-    ]
-    options += ["--cache-control", "none", "--csv", "--page", "raw", "--print-units", "base"]
+    watch = ["ncu", "--profile-from-start", "off", "--target-processes", "application-only", "--clock-control", "none"]
+    watch += ["--cache-control", "none", "--csv", "--print-units", "base"]
+    started = [*me, "run", "--plan", str(keep / "plans.json")]
     while True:
         wanted = ",".join(f"{m}.sum" for m in metrics)
-        done = shell(["ncu", *options, "--metrics", wanted, *me, "run", "--plan", str(plan_file)], 500)
+        done = shell([*watch, "--page", "raw", "--metrics", wanted, *started], 500)
         # A name that this ncu does not know stops it: go on without.
-        unknown = set(
-            re.findall(r"\w+__\w+", " ".join(re.findall(r"^==ERROR==.*$", done.stdout + done.stderr, re.M)))
-        )
-        left = [m for m in metrics if m not in unknown]
+        errors = " ".join(re.findall(r"^==ERROR==.*$", done.stdout + done.stderr, re.M))
+        left = [m for m in metrics if m not in re.findall(r"\w+__\w+", errors)]
         if parse_raw(done.stdout) or len(left) == len(metrics) or not left:
             break
-        print(f"without {sorted(unknown)}")
+        print(f"without {sorted(set(metrics) - set(left))}")
         metrics = left
     (keep / "raw.csv").write_text(done.stdout)
     (keep / "stderr.txt").write_text(done.stderr)
     if done.stderr.strip():
         print(done.stderr[-3000:])
-    launches = parse_raw(done.stdout)
-    if not launches or not plan_file.exists():
-        print(done.stdout[-3000:])
+    failed = parse(out, keep)
+    # Instruction by instruction, to see where a count comes from; not needed for the record.
+    try:
+        source = shell([*watch, "--page", "source", "--section", "SourceCounters", *started], 100)
+        (keep / "source.csv").write_text(source.stdout + source.stderr)
+    except subprocess.TimeoutExpired:
+        print("no instruction table: over 100 s")
+    return failed
+
+
+def parse(out: Path, keep: Path) -> int:
+    """Write ``out`` from what collect left in ``keep``; ``because`` entries of an ``out`` that exists are kept."""
+    text = (keep / "raw.csv").read_text()
+    launches = parse_raw(text)
+    if not launches or not (keep / "plans.json").exists():
+        print(f"nothing measured: {text[-3000:]}")
         return 1
-    found = json.loads(plan_file.read_text())
+    found = json.loads((keep / "plans.json").read_text())
     matched = match(found.pop("problems"), launches)
-    driver = shell(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], 60).stdout.split()
-    head = {**found, "driver": driver[0] if driver else "", "ncu": " ".join(version)}
-    head["date"] = datetime.date.today().isoformat()
-    write(out, {**head, "problems": matched})
+    before = {p["name"]: p for p in json.loads(out.read_text())["problems"]} if out.exists() else {}
+    for entry in matched:
+        if "because" in before.get(entry["name"], {}):
+            entry["because"] = before[entry["name"]]["because"]
+    write(out, {**found, **json.loads((keep / "head.json").read_text()), "problems": matched})
     print(f"{out}: {len(matched)} problems")
     return 0
 
@@ -508,7 +519,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("mode", choices=("collect", "compare", "host", "warm", "run", "list"))
+    parser.add_argument("mode", choices=("collect", "compare", "host", "list", "parse", "run", "warm"))
     parser.add_argument("names", nargs="*", help="problems; default: all")
     parser.add_argument("--out", type=Path, default=DATA)
     parser.add_argument("--data", type=Path, default=DATA)
@@ -518,6 +529,8 @@ def main(argv: list[str] | None = None) -> int:
     a = parser.parse_args(argv)
     if a.mode == "collect":
         return collect(a.out, a.keep)
+    if a.mode == "parse":
+        return parse(a.out, a.keep)
     if a.mode == "compare":
         return compare(a.data, a.names)
     if a.mode == "warm":
