@@ -104,7 +104,9 @@ def check_planes(planes: Sequence[TensorInfo], name: str, group: int) -> Packed:
     else:
         k = width * 8 // layout.bits
         if k % layout.multiple:
-            raise ArgumentError("planes[0].shape[1]", width, f"k = {k} must be a multiple of {layout.multiple} ({name})")
+            raise ArgumentError(
+                "planes[0].shape[1]", width, f"k = {k} must be a multiple of {layout.multiple} ({name})"
+            )
         if not 0 <= group < LIMIT:
             raise ArgumentError("group", group, "0 (a whole row) or the number of neighbours that share a scale")
     if n >= LIMIT or k >= LIMIT or n * ceil_div(k, 8) >= LIMIT:
@@ -188,7 +190,7 @@ def unpack_words(codes: Any) -> Any:
 
 
 def plane_specs(name: str, n: int, k: int, group: int, scales: str, offsets: str | None, layout: str) -> list[Spec]:
-    """Specs of the planes of a matrix; ``offsets``: dtype of zeros or minima, None for none; ``layout`` of the codes."""
+    """Specs of the planes of a matrix; ``offsets``: dtype of zeros or minima (None: none); ``layout``: the codes'."""
     kind = LAYOUTS[name]
     if kind.block:
         return [Spec("uint8", (n, k // 32 * kind.block), layout)]

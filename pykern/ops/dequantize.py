@@ -6,7 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pykern.op import Case, Draw, Op, Tolerance
-from pykern.ops._quant import LAYOUTS, TYPES, Packed, dequantize_reference, draw_planes, make_planes, packed, plane_specs
+from pykern.ops._quant import (
+    LAYOUTS,
+    TYPES,
+    Packed,
+    dequantize_reference,
+    draw_planes,
+    make_planes,
+    packed,
+    plane_specs,
+)
 from pykern.ops._rows import out_aligned, whole
 from pykern.plan import I32, I64, Arg, In, Launch, OutPtr, Plan, Target, Ws, ceil_div, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor
@@ -131,4 +140,3 @@ op = Op(
         bench("q4_1", 28672, 8192, 0), bench("q8_0", 28672, 8192, 0),
     ),
 )  # fmt: skip
-
