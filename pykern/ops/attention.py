@@ -161,7 +161,7 @@ def plan_generic(p: Problem, target: Target, why: tuple[str, ...]) -> Plan:
         smem=smem,
         source="ops/attention_generic.cuh",
     )
-    note = f"{tiles} tiles of {8 * warps} rows x {p.kh} kv heads; {turns} blocks share the splits of {GENERIC_SPLIT} keys"
+    note = f"{tiles} tiles of {8 * warps} rows x {p.kh} kv heads, {turns} blocks to each, splits of {GENERIC_SPLIT}"
     return Plan((launch,), workspaces, f"{p['q'].dtype} generic", "generic", (*why, note))
 
 
@@ -254,8 +254,8 @@ def tolerance(dtype: str) -> Tolerance:
     # Convex combinations of v, so errors scale with |v|, about 1 in tests, not with the result.
     return {
         "float32": Tolerance(2e-5, 1e-5, "scores are sums of up to 256 products, 2^-23 each, before exp"),
-        "float16": Tolerance(2e-3, 2e-3, "weights and the result are rounded to 11 bits"),
-        "bfloat16": Tolerance(1.6e-2, 1.6e-2, "weights and the result are rounded to 8 bits"),
+        "float16": Tolerance(1e-3, 1e-3, "weights and the result are rounded to 11 bits"),
+        "bfloat16": Tolerance(8e-3, 6e-3, "weights and the result are rounded to 8 bits"),
     }[dtype]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 import pykern
 from pykern.errors import ArgumentError
+from pykern.jit import sources
 from pykern.numerics import mismatch, same_bits
-from pykern.op import host
+from pykern.op import host, register
 from pykern.ops import _attention_data as data
 from pykern.ops.attention import op
 from pykern.plan import TARGETS, host_target
@@ -108,6 +110,12 @@ def test_odd_head_dims_read_nothing_past_the_row(dtype, d):
 def test_groups_of_any_size(dtype, kv_heads, group):
     lens = [(1, 70), (5, 5), (9, 40), (1, 0)]
     check(args_of(dtype, lens, d=32, kv_heads=kv_heads, group=group, page_size=16, causal=True, return_lse=True))
+
+
+@pytest.mark.parametrize("d", [128, 192, 256])
+def test_large_heads(d):
+    """One decode and one prefill sequence on the tensor cores, with every column in use."""
+    check(args_of("bfloat16", [(1, 150), (20, 70)], d=d, group=2, page_size=16, causal=True, return_lse=True))
 
 
 batches = st.tuples(
@@ -325,6 +333,40 @@ def test_lengths_beyond_the_capacity_are_clamped():
     assert same_bits(op(**(args | {"kv_lens": ints(2**31 - 1, 33)})), full)
     out = op(**(args | {"kv_lens": ints(-5, 0)}))
     assert bool((out == 0).all())
+
+
+# ---- planted errors: the tests above see what the tensor-core kernels could get wrong
+
+PLANTED = [
+    ("attention_prefill.cuh", "all_lo = last.lo, all_hi = first.hi", "all_lo = last.lo, all_hi = last.hi"),
+    ("attention_prefill.cuh", "keep[h] = exp2_approx(m[i][h] - base[h]);", "keep[h] = 1.f;"),
+    ("attention_prefill.cuh", "load_tile(stage ^ 1);", "load_tile(stage);"),
+    ("attention_decode.cuh", "key >= min(see.hi, end)", "key > min(see.hi, end)"),
+    ("attention_decode.cuh", "begin + step * walk.kStep + warp * 16;", "begin + step * walk.kStep;"),
+    ("attention_decode.cuh", "+ head_of(r)) * max_splits;", "+ head * p.group) * max_splits;"),
+    ("attention_decode.cuh", "smem.arrived + mine != static_cast<uint32_t>(splits)", "smem.arrived != 0"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "right", "wrong"), PLANTED, ids=[f"{f}-{n}" for n, (f, *_) in enumerate(PLANTED)])
+def test_planted_errors_are_caught(file, right, wrong, tmp_path):
+    text = sources.locate(f"ops/{file}").read_text()
+    assert right in text
+    planted = tmp_path / file
+    planted.write_text(text.replace(right, wrong))
+
+    def plan(problem, target):
+        made = op.plan(problem, target)
+        swap = [replace(la, source=str(planted)) if la.source.endswith(file) else la for la in made.launches]
+        return replace(made, launches=tuple(swap))
+
+    broken = register(replace(op, name=f"attention_planted_{PLANTED.index((file, right, wrong))}", plan=plan))
+    lens = [(1, 700), (70, 90), (2, 300), (1, 17)]
+    args = args_of("bfloat16", lens, d=32, kv_heads=1, group=2, page_size=16, causal=True)
+    check(args)
+    tol = op.tolerance("bfloat16")
+    assert mismatch(broken(**args), op.reference(**args), tol.rtol, tol.atol) is not None
 
 
 # ---- plans and refusals
