@@ -40,6 +40,14 @@ def reference(x: Any, w_gate: Any, w_up: Any, activation: str = "silu") -> Any:
     return activate(v @ w_gate.double().mT, activation) * (v @ w_up.double().mT)
 
 
+def torch_gated_linear(x: Any, w_gate: Any, w_up: Any, activation: str = "silu") -> Any:
+    """The same in torch: two matrix products and an elementwise kernel each."""
+    import torch.nn.functional as F
+
+    gate = F.linear(x, w_gate)
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate)) * F.linear(x, w_up)
+
+
 def tolerance(dtype: str) -> Tolerance:
     # The product of two sums: the error of one (2e-4 at most, see linear) times the size of the other. The sums of the
     # tests are below 100, most below 20.
@@ -132,5 +140,6 @@ op = Op(
         ("(a_chunk ^ kk * 2) * 8", "(a_chunk + kk * 2) % 8 * 8"),
         ("two[1] = acc[i][j][2 * h + 1];", "two[1] = acc[i][j][2 * h];"),
     ),
+    peers={"torch": torch_gated_linear},
     benches=(_bench(2048, 14336, 4096), _bench(1, 14336, 4096), _bench(16, 14336, 4096)),
 )

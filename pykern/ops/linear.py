@@ -222,6 +222,18 @@ def reference(
     return v if residual is None else v + residual.double()
 
 
+def torch_linear(
+    x: Any, w: Any, bias: Any = None, activation: str = "none", residual: Any = None, out_dtype: str = ""
+) -> Any:
+    """The same in torch (cuBLAS; TF32 is off by default)."""
+    import torch.nn.functional as F
+
+    v = F.linear(x, w, bias)
+    if activation != "none":
+        v = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu}.get(activation, lambda t: F.gelu(t, approximate="tanh"))(v)
+    return v if residual is None else v + residual
+
+
 def tolerance(dtype: str) -> Tolerance:
     # A chain of k roundings drifts by about sqrt(k) * 2^-24 of the partial sums: for the k <= 600 of the tests and
     # values near 1, 25 * 25 * 6e-8 = 4e-5, and tensor cores truncate. A 16-bit result is rounded once more.
@@ -368,6 +380,7 @@ op = Op(
         ("stage.x[warp * kTokens + t][kk]", "stage.x[t][kk]"),
         ("n0 + warp_n * (kGated ? WN / 2 : WN), lane", "n0, lane"),
     ),
+    peers={"torch": torch_linear},
     benches=(
         {"x": Spec("float32", (4096, 4096)), "w": Spec("float32", (4096, 4096))},
         {"x": Spec("bfloat16", (4096, 4096)), "w": Spec("bfloat16", (4096, 4096))},
