@@ -230,7 +230,8 @@ def torch_linear(
 
     v = F.linear(x, w, bias)
     if activation != "none":
-        v = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu}.get(activation, lambda t: F.gelu(t, approximate="tanh"))(v)
+        functions: dict[str, Any] = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu}
+        v = functions[activation](v) if activation in functions else F.gelu(v, approximate="tanh")
     return v if residual is None else v + residual
 
 
