@@ -195,7 +195,7 @@ class RawKernel:
 
 def _device(device: Any) -> tuple[str, int]:
     kind = getattr(device, "type", None) or str(device).partition(":")[0]
-    number = getattr(device, "index", None)
+    number = None if isinstance(device, str) else getattr(device, "index", None)
     if number is None and ":" in str(device):
         number = int(str(device).partition(":")[2])
     if kind not in ("cpu", "cuda"):

@@ -1,0 +1,171 @@
+"""docs/add_a_kernel.md, followed to the letter in an empty folder: its files, its commands, its outputs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pykern.cli import main
+
+ROOT = Path(__file__).parent.parent
+DOC = (ROOT / "docs" / "add_a_kernel.md").read_text(encoding="utf-8")
+EXAMPLE = ROOT / "examples" / "unit_rows"
+FILES = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", DOC, re.DOTALL | re.MULTILINE))
+SNIPPETS = [b for b in re.findall(r"^```python\n(.*?)^```$", DOC, re.DOTALL | re.MULTILINE) if b not in FILES.values()]
+CONSOLE = "".join(re.findall(r"^```console\n(.*?)^```$", DOC, re.DOTALL | re.MULTILINE))
+# (command, the lines shown below it)
+COMMANDS = [
+    (block.splitlines()[0], block.splitlines()[1:]) for block in re.split(r"^\$ ", CONSOLE, flags=re.MULTILINE) if block
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The reader's folder with the three files; the working directory and on the import path, as pytest makes it."""
+    place = tmp_path_factory.mktemp("unit_rows")
+    for name, text in FILES.items():
+        (place / name).write_text(text)
+    before = Path.cwd()
+    os.chdir(place)
+    sys.path.insert(0, str(place))
+    yield place
+    os.chdir(before)
+    sys.path.remove(str(place))
+    for name in ("unit_rows", "test_unit_rows"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def module(folder: Path) -> ModuleType:
+    return importlib.import_module("unit_rows")
+
+
+def run(line: str) -> tuple[int, str]:
+    words = shlex.split(line, comments=True)
+    assert words[0] == "pykern"
+    done = CliRunner().invoke(main, words[1:])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+def check_output(shown: list[str], output: str) -> None:
+    """Every line the page shows is (the beginning of) a line of the output, but for spaces."""
+    lines = [squeezed(line) for line in output.splitlines()]
+    for line in shown:
+        assert any(out.startswith(squeezed(line)) for out in lines), f"{line!r} is not in\n{output}"
+
+
+def test_the_page_has_what_the_example_has() -> None:
+    assert set(FILES) == {"unit_rows.cuh", "unit_rows.py", "test_unit_rows.py"}
+    for name, text in FILES.items():
+        assert (EXAMPLE / name).read_text(encoding="utf-8") == text, f"examples/unit_rows/{name} and the page differ"
+    assert len(SNIPPETS) == 2 and len(COMMANDS) == 7
+
+
+def test_the_snippets_run(module: ModuleType) -> None:
+    for text in SNIPPETS:
+        exec(compile(text, "add_a_kernel.md", "exec"), {})
+
+
+def test_every_law(module: ModuleType) -> None:
+    """The page's own test: every law on the plans of every architecture, mutants included."""
+    importlib.import_module("test_unit_rows").test_laws()
+
+
+@pytest.mark.parametrize(
+    "number", [n for n, (line, _) in enumerate(COMMANDS) if not re.search("without|compile|occupancy", line)]
+)
+def test_commands_print_what_the_page_shows(number: int, module: ModuleType) -> None:
+    line, shown = COMMANDS[number]
+    code, output = run(line)
+    check_output(shown, output)
+    assert code == ("out_of_bounds" in shown[0])
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("word", ["compile", "occupancy"])
+def test_what_nvcc_says(word: str, module: ModuleType) -> None:
+    """Registers are the compiler's; what is checked is that the kernels compile without spills and are found."""
+    ((line, shown),) = [(line, shown) for line, shown in COMMANDS if f"pykern {word}" in line]
+    code, output = run(line)
+    assert code == 0, output
+    assert squeezed(output.replace("unit_rows.py", "")).count(shown[0].split(":")[0].split()[0])
+    assert word != "compile" or "3 passed, 0 failed" in output
+
+
+def test_without_the_barrier(tmp_path: Path) -> None:
+    """The page's planted race, in a folder (and under a name) of its own."""
+    ((line, shown),) = [(line, shown) for line, shown in COMMANDS if "without" in line]
+    text = FILES["unit_rows.cuh"]
+    assert text.count("  __syncthreads();\n") == 1
+    (tmp_path / "unit_rows.cuh").write_text(text.replace("  __syncthreads();\n", ""))
+    (tmp_path / "unit_rows.py").write_text(FILES["unit_rows.py"].replace('name="unit_rows"', 'name="unit_rows_racy"'))
+    code, output = run(line.replace("unit_rows.py", str(tmp_path / "unit_rows.py")))
+    check_output(shown, output)
+    assert code == 1
+
+
+def test_three_files_and_no_edit_make_it_an_op_of_the_package(tmp_path: Path) -> None:
+    """A copy of the package with the three files where the page puts them: ``pykern.unit_rows`` is there."""
+    skip = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "pykern", tmp_path / "pykern", ignore=skip)
+    shutil.copytree(ROOT / "cuda_src", tmp_path / "cuda_src", ignore=skip)
+    source = 'source=str(Path(__file__).with_suffix(".cuh"))'
+    assert source in FILES["unit_rows.py"]
+    (tmp_path / "cuda_src/ops/unit_rows.cuh").write_text(FILES["unit_rows.cuh"])
+    text = FILES["unit_rows.py"].replace(source, 'source="ops/unit_rows.cuh"')
+    (tmp_path / "pykern/ops/unit_rows.py").write_text(text)
+    code = (
+        "import sys, torch, pykern, pykern.op\n"
+        "assert pykern.__file__.startswith(sys.argv[1]), pykern.__file__\n"
+        "x = torch.tensor([[1.0, -4.0, 2.0]])\n"
+        "y, s = pykern.unit_rows(x)\n"
+        "assert s.tolist() == [4.0] and torch.equal(torch.ops.pykern.unit_rows(x)[0], y)\n"
+        "assert 'unit_rows' in pykern.op.names()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import nothing_of_that_name\n", "line 1: ModuleNotFoundError"),
+        ("x = 1\n\nop = (\n", "SyntaxError"),
+        ("x = 1\n", "it binds NoneType"),
+        (None, "no such file"),
+    ],
+)
+def test_a_file_that_is_no_op_is_refused_by_name(text: str | None, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    if text is not None:
+        path.write_text(text)
+    from pykern import op
+    from pykern.errors import ArgumentError
+
+    with pytest.raises(ArgumentError, match=f"broken.py.*{says}"):
+        op.get(str(path))
+
+
+def test_an_op_file_is_loaded_once(module: Any, folder: Path) -> None:
+    from pykern import op
+
+    assert op.get("unit_rows.py") is op.get(str(folder / "unit_rows.py")) is module.op is op.get("unit_rows")
