@@ -11,11 +11,13 @@ bool complete(const Block* b, const Barrier& bar) {
   return bar.arrived > 0 && bar.arrived >= (bar.expected ? bar.expected : b->live);
 }
 
-// Wakes everyone who waits. `last` came last and does not sleep; null when a thread's exit or an arrival without a wait
-// completed the barrier.
+// Wakes everyone who waits. `last` came last and does not sleep; null when a thread's exit or an arrival
+// without a wait completed the barrier.
 void release(Block* b, int id, Fiber* last) {
   Barrier& bar = b->barriers[id];
-  bar.result = bar.kind == kCountTrue ? bar.trues : bar.kind == kAllTrue ? bar.trues == bar.arrived : bar.trues > 0;
+  bar.result = bar.kind == kCountTrue ? bar.trues
+               : bar.kind == kAllTrue ? bar.trues == bar.arrived
+                                      : bar.trues > 0;
   if (b->worker->check) check_barrier(b, id, bar, last);
   bar.arrived = bar.trues = bar.expected = 0;
   b->worker->wake_all(bar.waiting);
@@ -28,12 +30,14 @@ void arrive(Fiber* f, int id, int kind, int expected, const char* file, int line
     bar.file = file;
     bar.line = line;
     bar.expected = expected;
-  } else if (id == 0 && (bar.line != line || bar.kind != kind || (bar.file != file && strcmp(bar.file, file) != 0))) {
-    pkh_fail(file, line, "barrier divergence: this thread is in %s here while %d of its block wait in one at %s:%d",
+  } else if (id == 0 &&
+             (bar.line != line || bar.kind != kind || (bar.file != file && strcmp(bar.file, file) != 0))) {
+    pkh_fail(file, line,
+             "barrier divergence: this thread is in %s here while %d of its block wait in one at %s:%d",
              barrier_name(id), bar.arrived, base_name(bar.file), bar.line);
   } else if (bar.expected != expected) {
-    pkh_fail(file, line, "named barrier %d: this thread expects %d threads, those at %s:%d expect %d", id, expected,
-             base_name(bar.file), bar.line, bar.expected);
+    pkh_fail(file, line, "named barrier %d: this thread expects %d threads, those at %s:%d expect %d", id,
+             expected, base_name(bar.file), bar.line, bar.expected);
   }
   ++bar.arrived;
 }
@@ -70,8 +74,8 @@ void pkh_named_barrier(int id, int threads, int wait, const char* file, int line
   f->pc = PKH_PC;
   if (id < 0 || id > 15) pkh_fail(file, line, "named barrier %d: the id is 0 to 15", id);
   if (threads <= 0 || threads % 32 != 0 || threads > ((f->block->threads + 31) & ~31)) {
-    pkh_fail(file, line, "named barrier %d: %d threads; a multiple of 32 up to the block's %d is allowed", id, threads,
-             f->block->threads);
+    pkh_fail(file, line, "named barrier %d: %d threads; a multiple of 32 up to the block's %d is allowed", id,
+             threads, f->block->threads);
   }
   Barrier& bar = f->block->barriers[id];
   arrive(f, id, kPlain, threads, file, line);

@@ -60,5 +60,6 @@ void* pkh_map_shared_rank(const void* p, uint32_t rank, const char* file, int li
     pkh_fail(file, line, "block %u of a cluster of %u", rank, f->block->cluster_n);
   }
   const ptrdiff_t blocks = static_cast<ptrdiff_t>(rank) - static_cast<ptrdiff_t>(b->rank);
-  return const_cast<unsigned char*>(static_cast<const unsigned char*>(p)) + blocks * static_cast<ptrdiff_t>(kArenaBytes);
+  return const_cast<unsigned char*>(static_cast<const unsigned char*>(p)) +
+         blocks * static_cast<ptrdiff_t>(kArenaBytes);
 }

@@ -1,5 +1,5 @@
-// Barriers, warp collectives and atomics. Each is one call into the runtime, which suspends the calling fiber until
-// the others have come; arguments carry the call site for messages.
+// Barriers, warp collectives and atomics. Each is one call into the runtime, which suspends the calling fiber
+// until the others have come; arguments carry the call site for messages.
 #pragma once
 #include <type_traits>
 
@@ -21,17 +21,21 @@ uint64_t pkh_shuffle(uint32_t mask, uint64_t value, int source, const char* file
 uint32_t pkh_vote(uint32_t mask, int kind, uint64_t value, int* predicate, const char* file, int line);
 uint32_t pkh_reduce(uint32_t mask, int kind, int is_signed, uint32_t value, const char* file, int line);
 void pkh_warp(const char* name, void* slot, pk::host::WarpOp op, const char* file, int line);
-void pkh_warp_matrix(const char* name, void* slot, pk::host::WarpOp op, int matrices, int store, const char* file,
+void pkh_warp_matrix(const char* name, void* slot, pk::host::WarpOp op, int matrices, int store,
+                     const char* file,
                      int line);  // ldmatrix and stmatrix: a slot starts with the row's address
 uint32_t pkh_activemask(void);
-void pkh_atomic(const void* p, uint32_t bytes, const char* file, int line);  // before any atomic, under the checker
+void pkh_atomic(const void* p, uint32_t bytes, const char* file,
+                int line);  // before any atomic, under the checker
 void pkh_spin(const void* p, uint64_t seen, const char* file, int line);  // found p unchanged: let others run
 void pkh_threadfence(int scope);
 }
 
 #define PK_AT file_, line_
 PK_DEVICE void __syncthreads(PK_HERE) { pkh_syncthreads(pk::host::kPlain, 0, PK_AT); }
-PK_DEVICE int __syncthreads_count(int p, PK_HERE) { return pkh_syncthreads(pk::host::kCountTrue, p != 0, PK_AT); }
+PK_DEVICE int __syncthreads_count(int p, PK_HERE) {
+  return pkh_syncthreads(pk::host::kCountTrue, p != 0, PK_AT);
+}
 PK_DEVICE int __syncthreads_and(int p, PK_HERE) { return pkh_syncthreads(pk::host::kAllTrue, p != 0, PK_AT); }
 PK_DEVICE int __syncthreads_or(int p, PK_HERE) { return pkh_syncthreads(pk::host::kAnyTrue, p != 0, PK_AT); }
 PK_DEVICE void __syncwarp(unsigned mask = 0xffffffffu, PK_HERE) { pkh_syncwarp(mask, PK_AT); }
@@ -76,8 +80,8 @@ PK_DEVICE T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32, P
   return pk::host::shuffle(mask, v, source >= begin ? source : me, PK_AT);
 }
 
-// ---- for core/warp.cuh: combine(own, partner's) over partners W / 2, ..., 2, 1 lanes apart. One meeting of the lanes
-// instead of one for each step: the last to come does all the steps for all, in the same order.
+// ---- for core/warp.cuh: combine(own, partner's) over partners W / 2, ..., 2, 1 lanes apart. One meeting of
+// the lanes instead of one for each step: the last to come does all the steps for all, in the same order.
 namespace pk::host {
 template <class T, class Combine>
 struct ButterflyLane {
@@ -131,9 +135,9 @@ PK_DEVICE unsigned __match_all_sync(unsigned mask, T v, int* predicate, PK_HERE)
   __builtin_memcpy(&bits, &v, sizeof(T));
   return pkh_vote(mask, pk::host::kMatchAll, bits, predicate, PK_AT);
 }
-#define PK_WARP_REDUCE(name, kind)                                                              \
-  PK_DEVICE unsigned __reduce_##name##_sync(unsigned mask, unsigned v, PK_HERE) {               \
-    return pkh_reduce(mask, pk::host::kind, 0, v, PK_AT);                                       \
+#define PK_WARP_REDUCE(name, kind)                                                \
+  PK_DEVICE unsigned __reduce_##name##_sync(unsigned mask, unsigned v, PK_HERE) { \
+    return pkh_reduce(mask, pk::host::kind, 0, v, PK_AT);                         \
   }
 PK_WARP_REDUCE(add, kAdd)
 PK_WARP_REDUCE(min, kMin)
@@ -203,13 +207,13 @@ PK_DEVICE void atomic_begin(const void* p, size_t bytes, const char* file_, int 
 
 }  // namespace pk::host
 
-#define PK_ATOMIC(name, expression)                                                                           \
-  template <class T>                                                                                          \
-  PK_DEVICE T name(T* p, std::common_type_t<T> v, PK_HERE) {                                                  \
-    pk::host::atomic_begin(p, sizeof(T), PK_AT);                                                              \
-    const T old = pk::host::atomic_apply(p, [v](T old) -> T { return expression; });                          \
-    const T next = [v](T old) -> T { return expression; }(old);                                               \
-    return pk::host::atomic_seen(p, old, memcmp(&next, &old, sizeof(T)) != 0, PK_AT);                         \
+#define PK_ATOMIC(name, expression)                                                   \
+  template <class T>                                                                  \
+  PK_DEVICE T name(T* p, std::common_type_t<T> v, PK_HERE) {                          \
+    pk::host::atomic_begin(p, sizeof(T), PK_AT);                                      \
+    const T old = pk::host::atomic_apply(p, [v](T old) -> T { return expression; });  \
+    const T next = [v](T old) -> T { return expression; }(old);                       \
+    return pk::host::atomic_seen(p, old, memcmp(&next, &old, sizeof(T)) != 0, PK_AT); \
   }
 PK_ATOMIC(atomicAdd, static_cast<T>(old + v))
 PK_ATOMIC(atomicSub, static_cast<T>(old - v))

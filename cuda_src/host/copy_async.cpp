@@ -1,5 +1,5 @@
-// cp.async. Eager copies when it is issued, lazy when a wait (or the thread's exit) forces it, random either way: a
-// missing wait shows up as NaN or as data that changed too early.
+// cp.async. Eager copies when it is issued, lazy when a wait (or the thread's exit) forces it, random either
+// way: a missing wait shows up as NaN or as data that changed too early.
 #include "host/check.h"
 #include "host/runtime.h"
 
@@ -32,9 +32,11 @@ void pkh_cp_async(void* dst, const void* src, int bytes, int source_bytes, const
     pkh_fail(file, line, "cp.async: the destination is not in the %u bytes of this block's shared memory",
              f->block->smem_used);
   }
-  const uintptr_t misaligned = (reinterpret_cast<uintptr_t>(dst) |
-                                (source_bytes ? reinterpret_cast<uintptr_t>(src) : 0)) % static_cast<uintptr_t>(bytes);
-  if (misaligned != 0) pkh_fail(file, line, "cp.async of %d bytes: both addresses must be aligned to that", bytes);
+  const uintptr_t misaligned =
+      (reinterpret_cast<uintptr_t>(dst) | (source_bytes ? reinterpret_cast<uintptr_t>(src) : 0)) %
+      static_cast<uintptr_t>(bytes);
+  if (misaligned != 0)
+    pkh_fail(file, line, "cp.async of %d bytes: both addresses must be aligned to that", bytes);
   CopyOp op{dst, src, bytes, source_bytes, PKH_PC, 0};
   if (w->check) op.id = check_copy_issue(f, op, file, line);
   const bool now = w->async_order == PK_ASYNC_EAGER || (w->async_order == PK_ASYNC_RANDOM && w->draw() % 2);

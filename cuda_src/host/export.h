@@ -15,7 +15,8 @@ constexpr bool kChecked = true;
 constexpr bool kChecked = false;
 #endif
 
-// The checker keeps a guarded copy of every tensor: pointers and tensor maps follow, other arguments stay as they are.
+// The checker keeps a guarded copy of every tensor: pointers and tensor maps follow, other arguments stay as
+// they are.
 template <class T>
 inline void relocate(T&) {}
 template <class T>
@@ -55,10 +56,10 @@ int launch_packed(void (*kernel)(P...), const PkLaunch* launch, void** args) {
 
 }  // namespace pk::host
 
-#define PK_VARIANT(...)                                                                                    \
-  static int pk_variant_run_(const PkLaunch* launch, void** args) {                                       \
-    return ::pk::host::launch_packed(&__VA_ARGS__, launch, args);                                         \
-  }                                                                                                        \
-  extern "C" __attribute__((visibility("default"))) const void* pk_entry() {                              \
-    return reinterpret_cast<const void*>(&pk_variant_run_);                                               \
+#define PK_VARIANT(...)                                                      \
+  static int pk_variant_run_(const PkLaunch* launch, void** args) {          \
+    return ::pk::host::launch_packed(&__VA_ARGS__, launch, args);            \
+  }                                                                          \
+  extern "C" __attribute__((visibility("default"))) const void* pk_entry() { \
+    return reinterpret_cast<const void*>(&pk_variant_run_);                  \
   }

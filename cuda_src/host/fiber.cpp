@@ -3,6 +3,20 @@
 
 #include "host/runtime.h"
 
+// Under AddressSanitizer (runtime and kernels built with -fsanitize=address) every switch of stacks is
+// announced.
+#if defined(__SANITIZE_ADDRESS__)
+#define PKH_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define PKH_ASAN 1
+#endif
+#endif
+#ifdef PKH_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 extern "C" {
 __thread pk::host::ThreadView* pkh_current __attribute__((tls_model("initial-exec")));
 // Saves the callee-saved registers on the stack and the stack pointer in *save, then continues at `to`.
@@ -78,19 +92,23 @@ namespace pk::host {
 namespace {
 
 constexpr size_t kStackBytes = 64 * 1024;
-constexpr size_t kMappingBytes = 2 * 1024 * 1024;  // a huge page: a thousand stacks in small pages thrash the TLB
-constexpr size_t kHugeStacks = 2048;               // beyond it small pages, as most of each huge one lies idle
+constexpr size_t kMappingBytes =
+    2 * 1024 * 1024;                  // a huge page: a thousand stacks in small pages thrash the TLB
+constexpr size_t kHugeStacks = 2048;  // beyond it small pages, as most of each huge one lies idle
 constexpr uint64_t kCanary = 0x70796b65726e2121u;  // at the low end of every stack
 
 void add_stacks(Worker* w) {
-  void* p = mmap(nullptr, 2 * kMappingBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p = mmap(nullptr, 2 * kMappingBytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
     fprintf(stderr, "pykern host backend: no memory for fiber stacks\n");
     abort();
   }
-  const uintptr_t start = reinterpret_cast<uintptr_t>(p), aligned = (start + kMappingBytes - 1) & ~(kMappingBytes - 1);
+  const uintptr_t start = reinterpret_cast<uintptr_t>(p),
+                  aligned = (start + kMappingBytes - 1) & ~(kMappingBytes - 1);
   if (aligned > start) munmap(p, aligned - start);
-  if (start + kMappingBytes > aligned) munmap(reinterpret_cast<void*>(aligned + kMappingBytes), start + kMappingBytes - aligned);
+  if (start + kMappingBytes > aligned)
+    munmap(reinterpret_cast<void*>(aligned + kMappingBytes), start + kMappingBytes - aligned);
   char* base = reinterpret_cast<char*>(aligned);
   madvise(base, kMappingBytes, w->all_stacks.size() < kHugeStacks ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   constexpr size_t kCount = kMappingBytes / kStackBytes;
@@ -128,26 +146,47 @@ inline Fiber* pop(Worker* w) {
 // Where grids may overlap, the worker's loop gets a turn now and then to start more blocks.
 inline bool pause_now(Worker* w) { return w->pauses && w->draw() % 8 == 0; }
 
-// Continues `to`, or the worker's loop when it is null. `save` receives where the caller can be continued.
+// The one place where stacks change: continues `to`, or the worker's loop when it is null. `save` receives
+// where the caller can be continued; null if it never will be.
+inline void jump(Worker* w, void** save, Fiber* to) {
+  void* dropped;
+#ifdef PKH_ASAN
+  void* fake_stack = nullptr;
+  const void* low = to ? to->stack->low : w->main_low;
+  __sanitizer_start_switch_fiber(save ? &fake_stack : nullptr, low, to ? to->stack->bytes : w->main_bytes);
+#endif
+  pkh_switch(save ? save : &dropped, to ? to->sp : w->main_sp);
+#ifdef PKH_ASAN
+  __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+}
+
 inline void switch_to(Worker* w, void** save, Fiber* to) {
-  if (to == nullptr) {
-    pkh_switch(save, w->main_sp);
-    return;
-  }
-  if (to->sp == nullptr) {
+  if (to != nullptr && to->sp == nullptr) {
     if (w->stacks.empty()) add_stacks(w);
     to->stack = w->stacks.back();
     w->stacks.pop_back();
+#ifdef PKH_ASAN
+    __asan_unpoison_memory_region(to->stack->low, to->stack->bytes);  // red zones of who had it before
+#endif
     to->sp = fresh_stack_pointer(to->stack->top);
     memcpy(to->stack->low, &kCanary, sizeof kCanary);
   }
-  pkh_current = to;
-  pkh_switch(save, to->sp);
+  if (to != nullptr) pkh_current = to;
+  jump(w, save, to);
 }
 
 // A thread that has returned hands its stack straight to the next one that has not started: a kernel without
 // barriers runs on a single warm stack.
 __attribute__((noinline)) void fiber_main() {
+#ifdef PKH_ASAN
+  const void* low;
+  size_t bytes;
+  __sanitizer_finish_switch_fiber(nullptr, &low, &bytes);
+  Worker* worker = current()->block->worker;
+  if (worker->main_low == nullptr)
+    worker->main_low = low, worker->main_bytes = bytes;  // the first comes from there
+#endif
   for (;;) {
     Fiber* f = current();
     Worker* w = f->block->worker;
@@ -167,8 +206,7 @@ __attribute__((noinline)) void fiber_main() {
       continue;
     }
     w->stacks.push_back(stack);
-    void* dropped;
-    switch_to(w, &dropped, next);
+    switch_to(w, nullptr, next);
   }
 }
 
@@ -199,8 +237,7 @@ void run_fibers(Worker* w) {
 }
 
 void fiber_abandon(Fiber* f) {
-  void* dropped;
-  pkh_switch(&dropped, f->block->worker->main_sp);
+  jump(f->block->worker, nullptr, nullptr);
   __builtin_unreachable();
 }
 

@@ -33,8 +33,9 @@ void grid_thread_exit(Fiber* f) {
   if (g->barrier_arrived > 0) {
     const Fiber* waits = g->barrier_waiting.head;
     fail_worker(f->block->worker,
-                "a thread returned while " + std::to_string(g->barrier_arrived) + " threads wait in this grid_barrier", f,
-                waits->file, waits->line);
+                "a thread returned while " + std::to_string(g->barrier_arrived) +
+                    " threads wait in this grid_barrier",
+                f, waits->file, waits->line);
   }
 }
 
@@ -84,9 +85,10 @@ void pkh_fence_proxy_async(void) {
 }
 
 namespace {
-void flag_access(Fiber* f, const uint32_t* p, int writes, int release, int acquire, const void* pc, const char* file,
-                 int line) {
-  if (reinterpret_cast<uintptr_t>(p) % 4 != 0) pkh_fail(file, line, "a flag at %p, which is not aligned", (const void*)p);
+void flag_access(Fiber* f, const uint32_t* p, int writes, int release, int acquire, const void* pc,
+                 const char* file, int line) {
+  if (reinterpret_cast<uintptr_t>(p) % 4 != 0)
+    pkh_fail(file, line, "a flag at %p, which is not aligned", (const void*)p);
   if (writes) ++f->block->worker->progress;
   if (f->block->worker->check) check_atomic(f, p, 4, writes, release, acquire, pc, file, line);
 }
@@ -135,7 +137,8 @@ void pkh_grid_barrier(uint32_t* counter, const char* file, int line) {
     pkh_fail(file, line, "grid_barrier: this thread passes another counter than those that wait");
   }
   if (*counter != 0 && *counter != 0x80000000u) {
-    pkh_fail(file, line, "grid_barrier: the counter is %#x; it must be zero before its first use and nobody else's",
+    pkh_fail(file, line,
+             "grid_barrier: the counter is %#x; it must be zero before its first use and nobody else's",
              *counter);
   }
   if (++g->barrier_arrived == g->blocks * g->threads) {

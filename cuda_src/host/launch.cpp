@@ -40,8 +40,8 @@ ThreadState& state() {
   return *tls_state;
 }
 
-// Workers keep their stacks and arenas; a launch borrows as many as it has OS threads. Never destroyed: a pool thread
-// may still be asleep when the process exits.
+// Workers keep their stacks and arenas; a launch borrows as many as it has OS threads. Never destroyed: a
+// pool thread may still be asleep when the process exits.
 struct Pool {
   std::mutex mutex;
   std::condition_variable wake;
@@ -143,8 +143,8 @@ std::string dims(const uint32_t* d) {
 }
 
 // Fills the grid from the launch; says what is wrong with it, or nothing.
-std::string make_grid(Grid* g, const PkLaunch* l, void (*thunk)(const void*), const void* closure, size_t bytes,
-                      int nargs) {
+std::string make_grid(Grid* g, const PkLaunch* l, void (*thunk)(const void*), const void* closure,
+                      size_t bytes, int nargs) {
   g->launch = l;
   g->name = l->kernel && *l->kernel ? l->kernel : "kernel";
   g->thunk = thunk;
@@ -156,34 +156,40 @@ std::string make_grid(Grid* g, const PkLaunch* l, void (*thunk)(const void*), co
   }
   const uint64_t threads = uint64_t{l->block[0]} * l->block[1] * l->block[2];
   if (threads == 0 || threads > 1024) {
-    return name + "block " + dims(l->block) + " has " + std::to_string(threads) + " threads; 1 to 1024 are allowed";
+    return name + "block " + dims(l->block) + " has " + std::to_string(threads) +
+           " threads; 1 to 1024 are allowed";
   }
   uint64_t cluster = 1;
   for (int i = 0; i < 3; ++i) {
     g->cluster_dim[i] = l->cluster[i] ? l->cluster[i] : 1;
     cluster *= g->cluster_dim[i];
   }
-  if (cluster > 16) return name + "cluster " + dims(l->cluster) + " has " + std::to_string(cluster) + " blocks; at most 16 are allowed";
+  if (cluster > 16)
+    return name + "cluster " + dims(l->cluster) + " has " + std::to_string(cluster) +
+           " blocks; at most 16 are allowed";
   g->blocks = g->clusters = 1;
   for (int i = 0; i < 3; ++i) {
     if (l->grid[i] == 0 || l->grid[i] % g->cluster_dim[i] != 0 || (i > 0 && l->grid[i] > 65535) ||
         l->grid[i] > 0x7fffffffu) {
-      return name + "grid " + dims(l->grid) + " is empty, too large, or no multiple of the cluster " + dims(g->cluster_dim);
+      return name + "grid " + dims(l->grid) + " is empty, too large, or no multiple of the cluster " +
+             dims(g->cluster_dim);
     }
     g->blocks *= l->grid[i];
     g->clusters *= l->grid[i] / g->cluster_dim[i];
   }
   if (l->smem > kMaxSmem) {
-    return name + std::to_string(l->smem) + " bytes of dynamic shared memory; at most " + std::to_string(kMaxSmem) + " are allowed";
+    return name + std::to_string(l->smem) + " bytes of dynamic shared memory; at most " +
+           std::to_string(kMaxSmem) + " are allowed";
   }
   g->threads = static_cast<uint32_t>(threads);
   g->cluster_n = static_cast<uint32_t>(cluster);
   g->cooperative = (l->flags & PK_LAUNCH_COOPERATIVE) != 0;
   g->pdl = (l->flags & PK_LAUNCH_PDL) != 0;
   if (g->cooperative && (g->blocks > kMaxResidentBlocks || g->blocks * threads > kMaxResidentThreads)) {
-    return name + "a cooperative launch of " + std::to_string(g->blocks) + " blocks of " + std::to_string(threads) +
-           " threads; the host backend keeps at most " + std::to_string(kMaxResidentBlocks) + " blocks and " +
-           std::to_string(kMaxResidentThreads) + " threads resident";
+    return name + "a cooperative launch of " + std::to_string(g->blocks) + " blocks of " +
+           std::to_string(threads) + " threads; the host backend keeps at most " +
+           std::to_string(kMaxResidentBlocks) + " blocks and " + std::to_string(kMaxResidentThreads) +
+           " threads resident";
   }
   return "";
 }
@@ -260,8 +266,8 @@ std::string run_recorded(std::vector<Recorded>& recorded, const PkOptions& o, Ch
 std::string describe_thread(const Fiber* f) {
   const uint3 b = f->block->index, t = f->index;
   char text[192];
-  snprintf(text, sizeof text, "%s, block (%u,%u,%u), thread (%u,%u,%u)", f->block->grid->name, b.x, b.y, b.z, t.x, t.y,
-           t.z);
+  snprintf(text, sizeof text, "%s, block (%u,%u,%u), thread (%u,%u,%u)", f->block->grid->name, b.x, b.y, b.z,
+           t.x, t.y, t.z);
   return text;
 }
 
@@ -270,8 +276,8 @@ int set_error(const std::string& text) {
   return text.empty() ? 0 : 1;
 }
 
-// The first failure of a worker is the one that is told. With a place the text starts with it, with a thread it ends
-// with that.
+// The first failure of a worker is the one that is told. With a place the text starts with it, with a thread
+// it ends with that.
 void fail_worker(Worker* w, std::string text, const Fiber* f, const char* file, int line) {
   if (w->failed) return;
   w->failed = true;

@@ -52,13 +52,17 @@ using namespace pk::host;
 
 void pkh_mbar_init(uint64_t* bar, uint32_t count, const char* file, int line) {
   Fiber* f = current();
-  if (reinterpret_cast<uintptr_t>(bar) % 8 != 0) pkh_fail(file, line, "an mbarrier must be aligned to 8 bytes");
-  if (count == 0 || count >= 1u << 20) pkh_fail(file, line, "mbar_init: count %u; 1 to 2^20 - 1 are allowed", count);
+  if (reinterpret_cast<uintptr_t>(bar) % 8 != 0)
+    pkh_fail(file, line, "an mbarrier must be aligned to 8 bytes");
+  if (count == 0 || count >= 1u << 20)
+    pkh_fail(file, line, "mbar_init: count %u; 1 to 2^20 - 1 are allowed", count);
   Block* b = claimed_block(f, bar, 8, "the mbarrier", file, line);
-  auto at = std::find_if(b->mbarriers.begin(), b->mbarriers.end(), [bar](auto& m) { return m->address == bar; });
+  auto at =
+      std::find_if(b->mbarriers.begin(), b->mbarriers.end(), [bar](auto& m) { return m->address == bar; });
   if (at == b->mbarriers.end()) at = b->mbarriers.insert(at, std::make_unique<Mbarrier>());
   Mbarrier* m = at->get();
-  if (m->waiting.count > 0) pkh_fail(file, line, "mbar_init on an mbarrier that %d threads wait for", m->waiting.count);
+  if (m->waiting.count > 0)
+    pkh_fail(file, line, "mbar_init on an mbarrier that %d threads wait for", m->waiting.count);
   const uint32_t index = static_cast<uint32_t>(at - b->mbarriers.begin());
   *m = Mbarrier{};
   m->address = bar;
@@ -89,7 +93,8 @@ void pkh_mbar_arrive_remote(uint64_t* bar, uint32_t rank, const char* file, int 
   void* there = pkh_map_shared_rank(bar, rank, file, line);
   Block* owner;
   Mbarrier* m = find_mbarrier(f->block->worker, there, &owner, file, line);
-  if (owner->live == 0) pkh_fail(file, line, "mbar_arrive_remote on block %u of the cluster, which has returned", rank);
+  if (owner->live == 0)
+    pkh_fail(file, line, "mbar_arrive_remote on block %u of the cluster, which has returned", rank);
   arrive(f, owner, m, 0, 1, file, line);
 }
 

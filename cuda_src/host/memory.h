@@ -2,7 +2,8 @@
 #pragma once
 #include "host/collectives.h"
 
-// One struct per kernel, laid over the start of the block's arena; the arena is filled with 0xff (NaN) when claimed.
+// One struct per kernel, laid over the start of the block's arena; the arena is filled with 0xff (NaN) when
+// claimed.
 #define PK_SMEM(T, name) T& name = *reinterpret_cast<T*>(::pk::host::claim_smem(sizeof(T)))
 #define PK_DYN_SMEM(T, name) T& name = *reinterpret_cast<T*>(::pk::host::dynamic_smem(sizeof(T)))
 
@@ -27,8 +28,9 @@ PK_DEVICE unsigned char* dynamic_smem(size_t bytes, PK_HERE) {
   return b->smem;
 }
 
-// The type that moves kBytes in one instruction, whatever the address (a misaligned one is the checker's business,
-// not a fault of the host's processor). g++ reports such an access of 16 bytes as one __tsan_read_range or
+// The type that moves kBytes in one instruction, whatever the address (a misaligned one is the checker's
+// business, not a fault of the host's processor). g++ reports such an access of 16 bytes as one
+// __tsan_read_range or
 // __tsan_write_range, clang as __tsan_unaligned_read16 or write16.
 template <int kBytes>
 struct Raw;
@@ -57,13 +59,15 @@ template <class V>
 struct RawAccess {
   static_assert(sizeof(V) == 1 || sizeof(V) == 2 || sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16,
                 "pk::ld and pk::st move 1, 2, 4, 8 or 16 bytes");
-  static_assert(alignof(V) == sizeof(V), "pk::ld and pk::st need a type aligned to its size, such as pk::Vec");
+  static_assert(alignof(V) == sizeof(V),
+                "pk::ld and pk::st need a type aligned to its size, such as pk::Vec");
   using type = typename Raw<sizeof(V)>::type;
 };
 
 }  // namespace host
 
-// A shared-memory address as PTX has it: the offset into this block's memory, blocks of a cluster 256 KB apart.
+// A shared-memory address as PTX has it: the offset into this block's memory, blocks of a cluster 256 KB
+// apart.
 PK_DEVICE uint32_t smem_u32(const void* p) {
   return static_cast<uint32_t>(static_cast<const unsigned char*>(p) - host::self()->view->smem);
 }
@@ -126,9 +130,11 @@ template <int kBytes>
 PK_DEVICE void cp_async(void* smem, const void* gmem, bool pred = true, PK_HERE) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async moves 4, 8 or 16 bytes");
 #if !defined(PK_CHECK)
-  // A call per copy would cost more than the arithmetic on what it brings. Anything odd takes the slow path's errors.
+  // A call per copy would cost more than the arithmetic on what it brings. Anything odd takes the slow path's
+  // errors.
   const host::BlockView* b = host::self()->view;
-  const uintptr_t address = reinterpret_cast<uintptr_t>(smem) | (pred ? reinterpret_cast<uintptr_t>(gmem) : 0);
+  const uintptr_t address =
+      reinterpret_cast<uintptr_t>(smem) | (pred ? reinterpret_cast<uintptr_t>(gmem) : 0);
   const size_t offset = static_cast<size_t>(static_cast<unsigned char*>(smem) - b->smem);
   if (__builtin_expect(b->copies_now && address % kBytes == 0 && offset + kBytes <= b->smem_used, 1)) {
     using R = typename host::Raw<kBytes>::type;
@@ -148,7 +154,9 @@ PK_DEVICE void cp_async_wait() {
 namespace host {
 PK_NOSAN inline uint32_t load_acquire(const uint32_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 PK_NOSAN inline void store_release(uint32_t* p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
-PK_NOSAN inline uint32_t fetch_add(uint32_t* p, uint32_t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
+PK_NOSAN inline uint32_t fetch_add(uint32_t* p, uint32_t v) {
+  return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+}
 }  // namespace host
 
 // A loop around ld_acquire lets other threads run.

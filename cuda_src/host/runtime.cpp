@@ -1,4 +1,5 @@
-// The host runtime as one translation unit: g++ -O2 -std=c++17 -shared -fPIC -I cuda_src runtime.cpp -lpthread
+// The host runtime as one translation unit:
+//   g++ -O2 -std=c++17 -shared -fPIC -I cuda_src runtime.cpp -lpthread
 #include "host/fiber.cpp"
 #include "host/scheduler.cpp"
 #include "host/barrier.cpp"

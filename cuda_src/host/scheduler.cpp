@@ -1,8 +1,9 @@
 // Which blocks are resident and which fiber runs next.
 //
-// Three ways to run a grid. Serial: a worker runs one cluster to its end, then the next; more only join while all
-// resident threads wait for a flag. Cooperative: every block is resident from the start. Overlapped: launches with
-// PK_LAUNCH_PDL start blocks while the launch before is still running, when the rules and the random draw allow it.
+// Three ways to run a grid. Serial: a worker runs one cluster to its end, then the next; more only join while
+// all resident threads wait for a flag. Cooperative: every block is resident from the start. Overlapped:
+// launches with PK_LAUNCH_PDL start blocks while the launch before is still running, when the rules and the
+// random draw allow it.
 #include <sched.h>
 #include <sys/mman.h>
 
@@ -15,7 +16,8 @@
 namespace pk::host {
 namespace {
 
-// Rounds in which every thread that polls a flag found it unchanged and nothing else could run, before it is a deadlock.
+// Rounds in which every thread that polls a flag found it unchanged and nothing else could run, before it is
+// a deadlock.
 constexpr int kIdleRounds = 256;
 
 void reserve_arenas(Worker* w) {
@@ -37,8 +39,9 @@ Cluster* free_cluster(Worker* w, int size) {
   }
   if (w->arenas_used + size > kMaxResidentBlocks) {
     // Clusters of another size hold the arenas: none of those is running if this one may start.
-    w->clusters.erase(std::remove_if(w->clusters.begin(), w->clusters.end(), [](auto& c) { return !c->busy; }),
-                      w->clusters.end());
+    w->clusters.erase(
+        std::remove_if(w->clusters.begin(), w->clusters.end(), [](auto& c) { return !c->busy; }),
+        w->clusters.end());
     if (w->clusters.empty()) w->arenas_used = 0;
     if (w->arenas_used + size > kMaxResidentBlocks) return nullptr;
   }
@@ -182,7 +185,8 @@ bool turn_pollers(Worker* w, uint64_t* last_progress, int* idle) {
     ++w->job->stuck;
   }
   if (*idle > kIdleRounds) {
-    // Threads of other workers may still set the flag: it is a deadlock only when all of them are as stuck as this one.
+    // Threads of other workers may still set the flag: it is a deadlock only when all of them are as stuck as
+    // this one.
     if (w->job == nullptr || w->job->stuck >= w->job->active) return false;
     sched_yield();
   }
@@ -194,6 +198,7 @@ bool turn_pollers(Worker* w, uint64_t* last_progress, int* idle) {
 void begin(Worker* w) {
   reserve_arenas(w);
   w->pauses = false;
+  w->main_low = nullptr;
   w->ready.clear();
   w->pollers.clear();
   w->loads.clear();
@@ -218,7 +223,8 @@ void end(Worker* w) {
 void start_cluster(Worker* w, Grid* g, uint64_t index) {
   Cluster* c = free_cluster(w, static_cast<int>(g->cluster_n));
   if (c == nullptr) {
-    fail_worker(w, std::string(g->name) + ": more than " + std::to_string(kMaxResidentBlocks) + " resident blocks");
+    fail_worker(
+        w, std::string(g->name) + ": more than " + std::to_string(kMaxResidentBlocks) + " resident blocks");
     return;
   }
   c->grid = g;
@@ -326,13 +332,15 @@ void run_interleaved(Worker* w, std::vector<Grid*>& grids) {
   while (!w->failed) {
     while (first < grids.size() && grids[first]->complete) ++first;
     if (first == grids.size()) break;
-    // Start what may start: all of a cooperative grid, a few blocks of others, of a dependent grid as the draw decides.
+    // Start what may start: all of a cooperative grid, a few blocks of others, of a dependent grid as the
+    // draw decides.
     bool started = false;
     for (size_t i = first; i < grids.size() && !w->failed; ++i) {
       Grid* g = grids[i];
       if (i > first) {
         const Grid* before = grids[i - 1];
-        const bool may = g->pdl && before->triggered + before->finished >= before->blocks && before->started > 0;
+        const bool may =
+            g->pdl && before->triggered + before->finished >= before->blocks && before->started > 0;
         if (!may) break;
         if (!w->ready.empty() && w->draw() % 4 != 0) break;
       }
@@ -346,7 +354,8 @@ void run_interleaved(Worker* w, std::vector<Grid*>& grids) {
         started = true;
         ++running;
       }
-      if (g->started < g->clusters) break;  // hardware starts a dependent only once all of this grid's blocks run
+      if (g->started < g->clusters)
+        break;  // hardware starts a dependent only once all of this grid's blocks run
     }
     if (w->failed) break;
     if (!w->ready.empty()) {

@@ -10,15 +10,16 @@ Block* block_of(Worker* w, const void* address) {
 }
 
 // The block of this thread's cluster that owns [address, address + bytes), and where in it; fails otherwise.
-Block* claimed_block(Fiber* f, const void* address, size_t bytes, const char* what, const char* file, int line) {
+Block* claimed_block(Fiber* f, const void* address, size_t bytes, const char* what, const char* file,
+                     int line) {
   Block* b = block_of(f->block->worker, address);
   if (b == nullptr || b->cluster != f->block->cluster) {
     pkh_fail(file, line, "%s is not in the shared memory of this block's cluster", what);
   }
   const auto offset = static_cast<size_t>(static_cast<const unsigned char*>(address) - b->smem);
   if (offset + bytes > b->smem_used) {
-    pkh_fail(file, line, "%s reaches from byte %zu to %zu of shared memory; the block has %u bytes", what, offset,
-             offset + bytes, b->smem_used);
+    pkh_fail(file, line, "%s reaches from byte %zu to %zu of shared memory; the block has %u bytes", what,
+             offset, offset + bytes, b->smem_used);
   }
   return b;
 }
@@ -27,7 +28,8 @@ Block* claimed_block(Fiber* f, const void* address, size_t bytes, const char* wh
 
 using namespace pk::host;
 
-// Static shared memory is there from the start in every block of a cluster, whoever comes to its declaration first.
+// Static shared memory is there from the start in every block of a cluster, whoever comes to its declaration
+// first.
 void pkh_claim_smem(uint32_t bytes, const char* file, int line) {
   Fiber* f = current();
   if (bytes > f->block->smem_limit) {

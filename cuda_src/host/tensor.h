@@ -22,7 +22,8 @@ PK_DEVICE void stmatrix(void* row, const uint32_t* r, PK_HERE) {
 
 template <class T>
 PK_DEVICE void mma_m16n8k16(float* d, const uint32_t* a, const uint32_t* b, PK_HERE) {
-  static_assert(std::is_same_v<T, half> || std::is_same_v<T, bf16>, "mma_m16n8k16 takes pk::half or pk::bf16");
+  static_assert(std::is_same_v<T, half> || std::is_same_v<T, bf16>,
+                "mma_m16n8k16 takes pk::half or pk::bf16");
   host::MmaLane mine{d, a, b};
   pkh_warp("mma_m16n8k16", &mine, host::mma_warp<T>, PK_AT);
 }
@@ -42,7 +43,8 @@ PK_DEVICE void mma_m16n8k32_fp8(float* d, const uint32_t* a, const uint32_t* b, 
   pkh_warp("mma_m16n8k32_fp8", &mine, host::mma_warp<T>, PK_AT);
 }
 
-// d[64, N] (+)= a[64, 16] b[N, 16]^T for the 128 threads of a warpgroup. Takes effect between the issue and the wait.
+// d[64, N] (+)= a[64, 16] b[N, 16]^T for the 128 threads of a warpgroup. Takes effect between the issue and
+// the wait.
 template <int N, class T>
 PK_DEVICE void wgmma(float (&d)[N / 2], uint64_t desc_a, uint64_t desc_b, int scale_d, PK_HERE) {
   static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma: N is a multiple of 8 up to 256");

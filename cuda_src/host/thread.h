@@ -1,5 +1,5 @@
-// What a kernel may see of the thread it runs as, and how it reaches the runtime. Kernel code uses it through the
-// CUDA names in builtins.h only.
+// What a kernel may see of the thread it runs as, and how it reaches the runtime. Kernel code uses it through
+// the CUDA names in builtins.h only.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -12,7 +12,8 @@
 
 // For code that must not be instrumented: what it touches belongs to the runtime, not to the kernel.
 #if defined(__clang__)
-#define PK_NOSAN __attribute__((noinline, disable_sanitizer_instrumentation))  // no_sanitize spares no atomics there
+#define PK_NOSAN \
+  __attribute__((noinline, disable_sanitizer_instrumentation))  // no_sanitize spares no atomics there
 #else
 #define PK_NOSAN __attribute__((noinline, no_sanitize("thread")))
 #endif
@@ -51,11 +52,12 @@ struct ThreadView {
 }  // namespace pk::host
 
 extern "C" {
-// The running thread. A fiber never moves to another OS thread, and this is the only word of static TLS that kernels
-// touch, so the initial-exec model works even for a library that is loaded late.
+// The running thread. A fiber never moves to another OS thread, and this is the only word of static TLS that
+// kernels touch, so the initial-exec model works even for a library that is loaded late.
 extern __thread pk::host::ThreadView* pkh_current __attribute__((tls_model("initial-exec")));
 
-void pkh_fail(const char* file, int line, const char* format, ...) __attribute__((noreturn, format(printf, 3, 4)));
+void pkh_fail(const char* file, int line, const char* format, ...)
+    __attribute__((noreturn, format(printf, 3, 4)));
 void pkh_claim_smem(uint32_t bytes, const char* file, int line);
 void* pkh_relocate(const void* p);  // where the checker keeps its copy of what p points into
 int pkh_run(const PkLaunch* launch, void (*thunk)(const void*), const void* closure, size_t bytes, int nargs,
@@ -64,8 +66,8 @@ int pkh_run(const PkLaunch* launch, void (*thunk)(const void*), const void* clos
 
 namespace pk::host {
 
-// Within one kernel call the answer never changes. On x86-64 the compiler is told so (the asm has no side effects),
-// which also keeps the checker's instrumentation away from it.
+// Within one kernel call the answer never changes. On x86-64 the compiler is told so (the asm has no side
+// effects), which also keeps the checker's instrumentation away from it.
 PK_DEVICE ThreadView* self() {
 #if defined(__x86_64__)
   ThreadView* t;

@@ -1,6 +1,6 @@
-// The TMA unit: 2-D tensor loads and stores, 1-D bulk loads. A load in flight sits in the worker's list and is carried
-// out at once (eager), when nothing else can run (lazy), or at some switch between fibers (random). A store sits in
-// its thread's list and is carried out at once or when a wait forces it.
+// The TMA unit: 2-D tensor loads and stores, 1-D bulk loads. A load in flight sits in the worker's list and
+// is carried out at once (eager), when nothing else can run (lazy), or at some switch between fibers
+// (random). A store sits in its thread's list and is carried out at once or when a wait forces it.
 #include <algorithm>
 
 #include "host/check.h"
@@ -9,14 +9,18 @@
 namespace pk::host {
 namespace {
 
-uint32_t swizzle_span(const TensorMap& m) { return 16u << m.swizzle; }  // bytes of a row that are permuted: 16 is none
+uint32_t swizzle_span(const TensorMap& m) {
+  return 16u << m.swizzle;
+}  // bytes of a row that are permuted: 16 is none
 
-// Offset in shared memory of byte `offset` of an unswizzled box: 16-byte chunks are permuted by the row of 128 bytes.
+// Offset in shared memory of byte `offset` of an unswizzled box: 16-byte chunks are permuted by the row of
+// 128 bytes.
 uint32_t swizzled(const TensorMap& m, uint32_t offset) {
   return offset ^ (offset >> 7 & (swizzle_span(m) / 16 - 1)) << 4;
 }
 
-// Calls f(shared offset, global address or null outside the tensor, bytes) for every 16-byte piece of the box.
+// Calls f(shared offset, global address or null outside the tensor, bytes) for every 16-byte piece of the
+// box.
 template <class F>
 void each_piece(const TensorMap& m, uint32_t smem_offset, int x, int y, F f) {
   const uint32_t row_bytes = m.box[0] * m.elem_bytes;
@@ -42,11 +46,12 @@ void load_into(const LoadOp& op, Block* b) {
     memcpy(b->smem + op.smem_offset, op.src, op.bytes);
     return;
   }
-  each_piece(op.map, op.smem_offset, op.x, op.y, [b](uint32_t at, const char* src, uint32_t skip, uint32_t bytes) {
-    unsigned char* dst = b->smem + at;
-    memset(dst, 0, 16);
-    if (bytes) memcpy(dst + skip, src, bytes);
-  });
+  each_piece(op.map, op.smem_offset, op.x, op.y,
+             [b](uint32_t at, const char* src, uint32_t skip, uint32_t bytes) {
+               unsigned char* dst = b->smem + at;
+               memset(dst, 0, 16);
+               if (bytes) memcpy(dst + skip, src, bytes);
+             });
 }
 
 void carry_out(Worker* w, LoadOp& op) {
@@ -68,12 +73,14 @@ void issue(Fiber* f, LoadOp op, const void* dst, const void* bar, int mask, cons
   const auto bar_offset = static_cast<size_t>(static_cast<const unsigned char*>(bar) - b->smem);
   Cluster* c = b->cluster;
   if (mask >= 0 && (mask == 0 || mask >> c->size != 0)) {
-    pkh_fail(file, line, "multicast mask %#x for a cluster of %d blocks", static_cast<unsigned>(mask), c->size);
+    pkh_fail(file, line, "multicast mask %#x for a cluster of %d blocks", static_cast<unsigned>(mask),
+             c->size);
   }
   for (int i = 0; i < c->size; ++i) {
     Block* to = c->blocks[static_cast<size_t>(i)].get();
     if (mask < 0 ? to != b : !(mask >> i & 1)) continue;
-    if (op.smem_offset + op.bytes > to->smem_used) pkh_fail(file, line, "multicast: block %d has not claimed the destination", i);
+    if (op.smem_offset + op.bytes > to->smem_used)
+      pkh_fail(file, line, "multicast: block %d has not claimed the destination", i);
     op.blocks.push_back(to);
     op.bars.push_back(find_mbarrier(w, to->smem + bar_offset, nullptr, file, line));
   }
@@ -90,14 +97,16 @@ void issue(Fiber* f, LoadOp op, const void* dst, const void* bar, int mask, cons
 }
 
 const TensorMap& checked_map(const TensorMap* map, const char* file, int line) {
-  if (map->magic != kMapMagic) pkh_fail(file, line, "the tensor map was not made by the host backend's encoder");
+  if (map->magic != kMapMagic)
+    pkh_fail(file, line, "the tensor map was not made by the host backend's encoder");
   return *map;
 }
 
 void check_box_place(const TensorMap& m, const void* smem, const char* file, int line) {
   const uint32_t align = std::max(128u, 8 * swizzle_span(m) * (m.swizzle ? 1u : 0u));
   if (smem_u32(smem) % align != 0) {
-    pkh_fail(file, line, "TMA: the shared-memory address smem+%u must be aligned to %u bytes", smem_u32(smem), align);
+    pkh_fail(file, line, "TMA: the shared-memory address smem+%u must be aligned to %u bytes", smem_u32(smem),
+             align);
   }
 }
 
@@ -139,8 +148,8 @@ void stores_thread_exit(Fiber* f) {
 void loads_block_exit(Block* b) {
   for (const LoadOp& op : b->worker->loads) {
     if (std::find(op.blocks.begin(), op.blocks.end(), b) == op.blocks.end()) continue;
-    fail_worker(b->worker, "a block returned while this load into its shared memory was in flight", op.issuer, op.file,
-                op.line);
+    fail_worker(b->worker, "a block returned while this load into its shared memory was in flight", op.issuer,
+                op.file, op.line);
   }
 }
 
@@ -149,7 +158,8 @@ void loads_block_exit(Block* b) {
 using namespace pk::host;
 using pk::TensorMap;
 
-void pkh_tma_load(void* dst, const TensorMap* map, int x, int y, uint64_t* bar, int mask, const char* file, int line) {
+void pkh_tma_load(void* dst, const TensorMap* map, int x, int y, uint64_t* bar, int mask, const char* file,
+                  int line) {
   Fiber* f = current();
   const TensorMap& m = checked_map(map, file, line);
   check_box_place(m, dst, file, line);
@@ -207,22 +217,32 @@ void pkh_tma_store_wait(int pending, int read_only, const char* file, int line) 
   queue.retire(due, keep);
 }
 
-int pkh_tensor_map(void* out, void* base, int elem_bytes, const uint64_t* dims, uint64_t row_bytes, const uint32_t* box,
-                   int swizzle) {
+int pkh_tensor_map(void* out, void* base, int elem_bytes, const uint64_t* dims, uint64_t row_bytes,
+                   const uint32_t* box, int swizzle) {
   auto refuse = [](const std::string& text) { return set_error("tensor map: " + text); };
   const std::string size = std::to_string(elem_bytes);
-  if (elem_bytes != 1 && elem_bytes != 2 && elem_bytes != 4 && elem_bytes != 8) return refuse("elements of " + size + " bytes; 1, 2, 4 or 8 are allowed");
-  if (swizzle < 0 || swizzle > 3) return refuse("swizzle " + std::to_string(swizzle) + "; 0 (none), 1 (32 bytes), 2 (64) or 3 (128) are allowed");
-  if (reinterpret_cast<uintptr_t>(base) % 16 != 0) return refuse("the base address must be aligned to 16 bytes");
-  if (row_bytes % 16 != 0 || row_bytes >= uint64_t{1} << 40) return refuse("rows " + std::to_string(row_bytes) + " bytes apart; a multiple of 16 below 2^40 is needed");
+  if (elem_bytes != 1 && elem_bytes != 2 && elem_bytes != 4 && elem_bytes != 8)
+    return refuse("elements of " + size + " bytes; 1, 2, 4 or 8 are allowed");
+  if (swizzle < 0 || swizzle > 3)
+    return refuse("swizzle " + std::to_string(swizzle) +
+                  "; 0 (none), 1 (32 bytes), 2 (64) or 3 (128) are allowed");
+  if (reinterpret_cast<uintptr_t>(base) % 16 != 0)
+    return refuse("the base address must be aligned to 16 bytes");
+  if (row_bytes % 16 != 0 || row_bytes >= uint64_t{1} << 40)
+    return refuse("rows " + std::to_string(row_bytes) +
+                  " bytes apart; a multiple of 16 below 2^40 is needed");
   for (int i = 0; i < 2; ++i) {
-    if (dims[i] == 0 || dims[i] > uint64_t{1} << 32) return refuse("size " + std::to_string(dims[i]) + "; 1 to 2^32 are allowed");
-    if (box[i] == 0 || box[i] > 256) return refuse("box " + std::to_string(box[i]) + "; 1 to 256 are allowed");
+    if (dims[i] == 0 || dims[i] > uint64_t{1} << 32)
+      return refuse("size " + std::to_string(dims[i]) + "; 1 to 2^32 are allowed");
+    if (box[i] == 0 || box[i] > 256)
+      return refuse("box " + std::to_string(box[i]) + "; 1 to 256 are allowed");
   }
   const uint32_t inner = box[0] * static_cast<uint32_t>(elem_bytes);
-  if (inner % 16 != 0) return refuse("box rows of " + std::to_string(inner) + " bytes; a multiple of 16 is needed");
+  if (inner % 16 != 0)
+    return refuse("box rows of " + std::to_string(inner) + " bytes; a multiple of 16 is needed");
   if (swizzle != 0 && inner > 16u << swizzle) {
-    return refuse("box rows of " + std::to_string(inner) + " bytes are wider than the swizzle of " + std::to_string(16 << swizzle));
+    return refuse("box rows of " + std::to_string(inner) + " bytes are wider than the swizzle of " +
+                  std::to_string(16 << swizzle));
   }
   TensorMap m{};
   m.base = base;

@@ -1,5 +1,5 @@
-// Warp collectives: shuffles, votes, match, reduce, __syncwarp, and the tensor-core operations of a full warp. Lanes
-// leave what they bring; the last to arrive does the work for all.
+// Warp collectives: shuffles, votes, match, reduce, __syncwarp, and the tensor-core operations of a full
+// warp. Lanes leave what they bring; the last to arrive does the work for all.
 #include <algorithm>
 
 #include "host/check.h"
@@ -8,7 +8,8 @@
 namespace pk::host {
 namespace {
 
-constexpr const char* kKindNames[] = {"__syncwarp", "a shuffle", "a vote", "a warp reduction", "a warp operation"};
+constexpr const char* kKindNames[] = {"__syncwarp", "a shuffle", "a vote", "a warp reduction",
+                                      "a warp operation"};
 
 template <class F>
 void each_lane(uint32_t mask, F f) {
@@ -45,19 +46,29 @@ void vote(Warp* w, const Collective& c) {
     yes |= uint32_t{c.sub == kMatchAll ? w->value[l] == first : w->value[l] != 0} << l;
   });
   const bool all = yes == c.arrived;
-  const uint32_t r = c.sub == kBallot ? yes : c.sub == kAny ? yes != 0 : c.sub == kAll ? all : all ? c.arrived : 0;
+  const uint32_t r = c.sub == kBallot ? yes
+                     : c.sub == kAny  ? yes != 0
+                     : c.sub == kAll  ? all
+                     : all            ? c.arrived
+                                      : 0;
   each_lane(c.arrived, [&](int l) { w->result[l] = r; });
 }
 
 uint32_t combine(int kind, bool is_signed, uint32_t a, uint32_t b) {
   const auto sa = static_cast<int32_t>(a), sb = static_cast<int32_t>(b);
   switch (kind) {
-    case kAdd: return a + b;
-    case kMin: return is_signed ? static_cast<uint32_t>(std::min(sa, sb)) : std::min(a, b);
-    case kMax: return is_signed ? static_cast<uint32_t>(std::max(sa, sb)) : std::max(a, b);
-    case kAnd: return a & b;
-    case kOr: return a | b;
-    default: return a ^ b;
+    case kAdd:
+      return a + b;
+    case kMin:
+      return is_signed ? static_cast<uint32_t>(std::min(sa, sb)) : std::min(a, b);
+    case kMax:
+      return is_signed ? static_cast<uint32_t>(std::max(sa, sb)) : std::max(a, b);
+    case kAnd:
+      return a & b;
+    case kOr:
+      return a | b;
+    default:
+      return a ^ b;
   }
 }
 
@@ -77,11 +88,12 @@ void matrix_rows(Warp* w, const Collective& c) {
   for (int l = 0; l < 8 * c.matrices; ++l) {
     const void* row = *static_cast<const void* const*>(w->slot[l]);
     const auto offset = static_cast<size_t>(static_cast<const unsigned char*>(row) - w->block->smem);
-    const char* problem = reinterpret_cast<uintptr_t>(row) % 16 != 0    ? "is not aligned to 16 bytes"
-                          : offset + 16 > w->block->smem_used ? "is not in this block's shared memory"
-                                                              : nullptr;
+    const char* problem = reinterpret_cast<uintptr_t>(row) % 16 != 0 ? "is not aligned to 16 bytes"
+                          : offset + 16 > w->block->smem_used        ? "is not in this block's shared memory"
+                                                                     : nullptr;
     if (problem != nullptr) {
-      fail_worker(w->block->worker, std::string(c.name) + ": the row address of lane " + std::to_string(l) + " " + problem,
+      fail_worker(w->block->worker,
+                  std::string(c.name) + ": the row address of lane " + std::to_string(l) + " " + problem,
                   w->lane[l], c.file, c.line);
       return;
     }
@@ -89,16 +101,24 @@ void matrix_rows(Warp* w, const Collective& c) {
   if (w->block->worker->check) check_matrix(w, c);
 }
 
-// Does the work, wakes every lane but `last` (null when a lane's exit completed it) and forgets the collective.
+// Does the work, wakes every lane but `last` (null when a lane's exit completed it) and forgets the
+// collective.
 void finish(Warp* w, int index, Fiber* last) {
   const Collective c = w->collective[index];
   w->collective[index] = w->collective[--w->pending];
   Worker* worker = w->block->worker;
   switch (c.kind) {
-    case kSyncwarp: break;
-    case kShuffle: shuffle(w, c); break;
-    case kVote: vote(w, c); break;
-    case kReduce: reduce(w, c); break;
+    case kSyncwarp:
+      break;
+    case kShuffle:
+      shuffle(w, c);
+      break;
+    case kVote:
+      vote(w, c);
+      break;
+    case kReduce:
+      reduce(w, c);
+      break;
     case kWarpOp:
       if (c.matrices != 0) matrix_rows(w, c);
       if (!worker->failed) c.op(w->slot);
@@ -119,20 +139,22 @@ bool complete(const Warp* w, const Collective& c) { return c.arrived == (c.mask 
 void meet(Fiber* f, const Collective& mine, const char* file, int line) {
   Warp* w = f->warp;
   if (!(mine.mask >> f->lane & 1)) {
-    pkh_fail(file, line, "%s: lane %u calls it with mask %08x, which does not name it", kKindNames[mine.kind], f->lane,
-             mine.mask);
+    pkh_fail(file, line, "%s: lane %u calls it with mask %08x, which does not name it", kKindNames[mine.kind],
+             f->lane, mine.mask);
   }
   int i = 0;
   for (; i < w->pending; ++i) {
     const Collective& c = w->collective[i];
-    const bool place = c.line == line || c.kind == kSyncwarp;  // lanes may come to __syncwarp from different branches
+    const bool place =
+        c.line == line || c.kind == kSyncwarp;  // lanes may come to __syncwarp from different branches
     if (c.mask == mine.mask && c.kind == mine.kind && c.sub == mine.sub && c.op == mine.op && place) break;
     // Lanes wait there for this one, which would wait here for them.
     if ((c.mask >> f->lane & 1) && (c.arrived & mine.mask)) {
       pkh_fail(file, line,
-               "warp divergence: lane %u is in %s here with mask %08x; lanes %08x wait in %s at %s:%d with mask %08x",
-               f->lane, kKindNames[mine.kind], mine.mask, c.arrived, kKindNames[c.kind], base_name(c.file), c.line,
-               c.mask);
+               "warp divergence: lane %u is in %s here with mask %08x; lanes %08x wait in %s at %s:%d with "
+               "mask %08x",
+               f->lane, kKindNames[mine.kind], mine.mask, c.arrived, kKindNames[c.kind], base_name(c.file),
+               c.line, c.mask);
     }
   }
   if (i == w->pending) {
@@ -168,8 +190,8 @@ void warp_thread_exit(Fiber* f) {
       continue;
     }
     if (c.kind == kWarpOp) {
-      fail_worker(w->block->worker, std::string(c.name) + " needs all 32 lanes, but this one has returned", f, c.file,
-                  c.line);
+      fail_worker(w->block->worker, std::string(c.name) + " needs all 32 lanes, but this one has returned", f,
+                  c.file, c.line);
       return;
     }
     finish(w, i, nullptr);
@@ -219,11 +241,13 @@ uint32_t pkh_reduce(uint32_t mask, int kind, int is_signed, uint32_t value, cons
   return static_cast<uint32_t>(f->warp->result[f->lane]);
 }
 
-void pkh_warp_matrix(const char* name, void* slot, WarpOp op, int matrices, int store, const char* file, int line) {
+void pkh_warp_matrix(const char* name, void* slot, WarpOp op, int matrices, int store, const char* file,
+                     int line) {
   Fiber* f = current();
   f->pc = PKH_PC;
   if (f->warp->live != 0xffffffffu) {
-    pkh_fail(file, line, "%s needs all 32 lanes; those that exist and have not returned are %08x", name, f->warp->live);
+    pkh_fail(file, line, "%s needs all 32 lanes; those that exist and have not returned are %08x", name,
+             f->warp->live);
   }
   f->warp->slot[f->lane] = slot;
   Collective c = make(0xffffffffu, kWarpOp, file, line);
@@ -238,7 +262,8 @@ void pkh_warp(const char* name, void* slot, WarpOp op, const char* file, int lin
   Fiber* f = current();
   f->pc = PKH_PC;
   if (f->warp->live != 0xffffffffu) {
-    pkh_fail(file, line, "%s needs all 32 lanes; those that exist and have not returned are %08x", name, f->warp->live);
+    pkh_fail(file, line, "%s needs all 32 lanes; those that exist and have not returned are %08x", name,
+             f->warp->live);
   }
   f->warp->slot[f->lane] = slot;
   Collective c = make(0xffffffffu, kWarpOp, file, line);
@@ -247,8 +272,8 @@ void pkh_warp(const char* name, void* slot, WarpOp op, const char* file, int lin
   meet(f, c, file, line);
 }
 
-// Which lanes are converged is not defined on the device either; the honest answer is those that have not returned
-// and do not wait in a collective.
+// Which lanes are converged is not defined on the device either; the honest answer is those that have not
+// returned and do not wait in a collective.
 uint32_t pkh_activemask(void) {
   const Warp* w = current()->warp;
   uint32_t mask = w->live;

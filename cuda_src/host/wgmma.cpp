@@ -1,5 +1,6 @@
-// wgmma. A thread's issue only leaves its accumulators' address; the product is computed once all 128 threads of the
-// warpgroup have issued it: at once (eager), when a thread waits for it and nothing else can run (lazy), or either.
+// wgmma. A thread's issue only leaves its accumulators' address; the product is computed once all 128 threads
+// of the warpgroup have issued it: at once (eager), when a thread waits for it and nothing else can run
+// (lazy), or either.
 #include "host/check.h"
 #include "host/runtime.h"
 
@@ -40,11 +41,13 @@ Warpgroup& group_of(Fiber* f) { return f->block->warpgroups[f->linear / 128]; }
 
 using namespace pk::host;
 
-void pkh_wgmma(float* acc, uint64_t desc_a, uint64_t desc_b, int n, int scale_d, WgmmaOp op, const char* file, int line) {
+void pkh_wgmma(float* acc, uint64_t desc_a, uint64_t desc_b, int n, int scale_d, WgmmaOp op, const char* file,
+               int line) {
   Fiber* f = current();
   Worker* w = f->block->worker;
   if (f->linear / 128 * 128 + 128 > static_cast<uint32_t>(f->block->threads)) {
-    pkh_fail(file, line, "wgmma needs a whole warpgroup of 128 threads; the block has %d threads", f->block->threads);
+    pkh_fail(file, line, "wgmma needs a whole warpgroup of 128 threads; the block has %d threads",
+             f->block->threads);
   }
   Warpgroup& group = group_of(f);
   const uint32_t index = f->wgmma_issued++;
@@ -64,7 +67,8 @@ void pkh_wgmma(float* acc, uint64_t desc_a, uint64_t desc_b, int n, int scale_d,
   }
   WgmmaTask& t = *group.ops[index - group.base];
   if (t.desc_a != desc_a || t.desc_b != desc_b || t.scale_d != scale_d || t.n != n || t.line != line) {
-    pkh_fail(file, line, "wgmma: descriptors, scale or place differ between the threads of a warpgroup (others at %s:%d)",
+    pkh_fail(file, line,
+             "wgmma: descriptors, scale or place differ between the threads of a warpgroup (others at %s:%d)",
              base_name(t.file), t.line);
   }
   t.acc[f->linear % 128] = acc;
