@@ -344,7 +344,7 @@ PLANTED = [
     ("attention_decode.cuh", "key >= min(see.hi, end)", "key > min(see.hi, end)"),
     ("attention_decode.cuh", "begin + step * walk.kStep + warp * 16;", "begin + step * walk.kStep;"),
     ("attention_decode.cuh", "+ head_of(r)) * max_splits;", "+ head * p.group) * max_splits;"),
-    ("attention_decode.cuh", "smem.arrived + mine != static_cast<uint32_t>(splits)", "smem.arrived != 0"),
+    ("attention_decode.cuh", "for (int k = 0; k < splits; ++k)", "for (int k = 1; k < splits; ++k)"),
 ]
 
 
