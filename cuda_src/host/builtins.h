@@ -24,14 +24,14 @@
 constexpr int warpSize = 32;
 
 // ---- vector types
-#define PK_VECTOR_TYPES(scalar, name)                                                                       \
-  struct alignas(2 * sizeof(scalar)) name##2 {                                                              \
-    scalar x, y;                                                                                            \
-  };                                                                                                        \
-  struct alignas(sizeof(scalar) < 8 ? 4 * sizeof(scalar) : 16) name##4 {                                    \
-    scalar x, y, z, w;                                                                                      \
-  };                                                                                                        \
-  PK_DEVICE name##2 make_##name##2(scalar x, scalar y) { return {x, y}; }                                   \
+#define PK_VECTOR_TYPES(scalar, name)                                     \
+  struct alignas(2 * sizeof(scalar)) name##2 {                            \
+    scalar x, y;                                                          \
+  };                                                                      \
+  struct alignas(sizeof(scalar) < 8 ? 4 * sizeof(scalar) : 16) name##4 {  \
+    scalar x, y, z, w;                                                    \
+  };                                                                      \
+  PK_DEVICE name##2 make_##name##2(scalar x, scalar y) { return {x, y}; } \
   PK_DEVICE name##4 make_##name##4(scalar x, scalar y, scalar z, scalar w) { return {x, y, z, w}; }
 PK_VECTOR_TYPES(float, float)
 PK_VECTOR_TYPES(double, double)
@@ -54,8 +54,8 @@ PK_DEVICE int3 make_int3(int x, int y, int z) { return {x, y, z}; }
 PK_DEVICE uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; }
 
 // ---- min and max, with CUDA's overloads
-#define PK_MIN_MAX(T)                                      \
-  PK_DEVICE T min(T a, T b) { return a < b ? a : b; }      \
+#define PK_MIN_MAX(T)                                 \
+  PK_DEVICE T min(T a, T b) { return a < b ? a : b; } \
   PK_DEVICE T max(T a, T b) { return a > b ? a : b; }
 PK_MIN_MAX(int)
 PK_MIN_MAX(unsigned)
@@ -79,7 +79,9 @@ PK_DEVICE int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
 PK_DEVICE int __ffs(int v) { return __builtin_ffs(v); }
 PK_DEVICE int __ffsll(long long v) { return __builtin_ffsll(v); }
 PK_DEVICE int __clz(int v) { return v == 0 ? 32 : __builtin_clz(static_cast<unsigned>(v)); }
-PK_DEVICE int __clzll(long long v) { return v == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(v)); }
+PK_DEVICE int __clzll(long long v) {
+  return v == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(v));
+}
 PK_DEVICE unsigned __brev(unsigned v) {
   v = __builtin_bswap32(v);
   v = (v >> 4 & 0x0f0f0f0fu) | (v & 0x0f0f0f0fu) << 4;
@@ -99,7 +101,8 @@ PK_DEVICE unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) 
 PK_DEVICE unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31));
 }
-// Byte i of the result is byte (selector >> 4 i) & 7 of {b, a}; bit 3 of a selector digit spreads the byte's sign.
+// Byte i of the result is byte (selector >> 4 i) & 7 of {b, a}; bit 3 of a selector digit spreads the byte's
+// sign.
 PK_DEVICE unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
   unsigned r = 0;
@@ -150,7 +153,8 @@ PK_DEVICE unsigned __float2uint_rz(float v) { return pk::host::saturate<unsigned
 PK_DEVICE float __int2float_rn(int v) { return static_cast<float>(v); }
 PK_DEVICE float __uint2float_rn(unsigned v) { return static_cast<float>(v); }
 
-// ---- arithmetic. The fast device functions are split as the device does (exp is ex2 of a product), not faster.
+// ---- arithmetic. The fast device functions are split as the device does (exp is ex2 of a product), not
+// faster.
 PK_DEVICE float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 PK_DEVICE float __fadd_rn(float a, float b) { return a + b; }
 PK_DEVICE float __fsub_rn(float a, float b) { return a - b; }

@@ -220,7 +220,7 @@ def prepare(
 
     def triple(v: Any) -> Any:
         v = (v,) if isinstance(v, int) else tuple(v)
-        return (ctypes.c_uint32 * 3)(*(v + (1, 1, 1))[:3])
+        return (ctypes.c_uint32 * 3)(*(*v, 1, 1, 1)[:3])
 
     keep: list[Any] = []
     values: list[Any] = []
@@ -241,7 +241,8 @@ def prepare(
             values.append(arg.map if hasattr(arg, "map") else ctypes.c_void_p(a.ctypes.data))
         else:
             which.append(-1)
-            values.append(ctypes.c_float(arg) if isinstance(arg, float) else ctypes.c_int(arg) if isinstance(arg, int) else arg)
+            scalar = {float: ctypes.c_float, int: ctypes.c_int}.get(type(arg))
+            values.append(scalar(arg) if scalar else arg)
     packed = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
     region_array = (Region * max(len(regions), 1))(*regions)
     which_array = (ctypes.c_int32 * max(len(which), 1))(*which)

@@ -10,7 +10,8 @@ template <int Stages, int N> struct GemmSmem {
 // Bug: 1 never releases a stage, 2 releases before wgmma_wait, 3 expects 16 bytes too many, 4 no wgmma_fence,
 // 5 reads the accumulators without waiting, 6 does not wait for the load, 7 no fence after mbar_init.
 template <int Stages, int N, class T, int Bug = 0>
-__global__ void __launch_bounds__(256) gemm(const __grid_constant__ pk::TensorMap ta, const __grid_constant__ pk::TensorMap tb, float* c, int m, int n, int k) {
+__global__ void __launch_bounds__(256) gemm(
+    const __grid_constant__ pk::TensorMap ta, const __grid_constant__ pk::TensorMap tb, float* c, int m, int n, int k) {
   using Smem = GemmSmem<Stages, N>;
   PK_DYN_SMEM(Smem, s);
   const int m0 = blockIdx.y * 64, n0 = blockIdx.x * N, steps = (k + 63) / 64;
@@ -38,7 +39,8 @@ __global__ void __launch_bounds__(256) gemm(const __grid_constant__ pk::TensorMa
       if (Bug != 6) pk::mbar_wait(&s.full[p.stage], p.parity);
       if (Bug != 4) pk::wgmma_fence();
       for (int kk = 0; kk < 4; ++kk)
-        pk::wgmma<N, T>(d, pk::wgmma_desc_sw128(s.a[p.stage] + kk * 16), pk::wgmma_desc_sw128(s.b[p.stage] + kk * 16), 1);
+        pk::wgmma<N, T>(d, pk::wgmma_desc_sw128(s.a[p.stage] + kk * 16),
+                        pk::wgmma_desc_sw128(s.b[p.stage] + kk * 16), 1);
       pk::wgmma_commit();
       if (Bug == 2) pk::mbar_arrive(&s.empty[p.stage]);
       if (Bug != 5) pk::wgmma_wait<0>();
@@ -112,7 +114,9 @@ TMA = """
 template <int Bytes> struct BoxSmem { alignas(1024) unsigned char box[Bytes]; uint64_t bar; };
 // One box in, as it lies in shared memory out to raw; then stored back through the second map.
 template <int Bytes, bool Fence = true, bool Wait = true>
-__global__ void box(const __grid_constant__ pk::TensorMap in, const __grid_constant__ pk::TensorMap back, unsigned char* raw, int x, int y) {
+__global__ void box(
+    const __grid_constant__ pk::TensorMap in, const __grid_constant__ pk::TensorMap back, unsigned char* raw, int x,
+    int y) {
   using Smem = BoxSmem<Bytes>;
   PK_SMEM(Smem, s);
   if (threadIdx.x == 0) { pk::mbar_init(&s.bar, 1); pk::mbar_fence_init(); }
@@ -135,7 +139,10 @@ __global__ void bulk(const float* x, float* y) {
   PK_SMEM(Smem, s);
   if (threadIdx.x == 0) { pk::mbar_init(&s.bar, 1); pk::mbar_fence_init(); }
   __syncthreads();
-  if (threadIdx.x == 0) { pk::mbar_arrive_expect_tx(&s.bar, N * 4); pk::bulk_load(s.v, x + blockIdx.x * N, N * 4, &s.bar); }
+  if (threadIdx.x == 0) {
+    pk::mbar_arrive_expect_tx(&s.bar, N * 4);
+    pk::bulk_load(s.v, x + blockIdx.x * N, N * 4, &s.bar);
+  }
   pk::mbar_wait(&s.bar, 0);
   for (int i = threadIdx.x; i < N; i += blockDim.x) y[blockIdx.x * N + i] = s.v[N - 1 - i];
 }

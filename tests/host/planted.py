@@ -228,11 +228,14 @@ PLANTS = [
   y[threadIdx.x] = 0;
 }""", x_out, launch=dict(smem=512)),
     Plant("a misaligned vector load", "misaligned", HEAD + """(const float* x, float* y) {
-  if (threadIdx.x < 15) pk::st_vec<float, 4>(y + threadIdx.x * 4, pk::ld_vec<float, 4>(x + threadIdx.x * 4 + (Bug ? 1 : 0))); // BUG
+  if (threadIdx.x >= 15) return;
+  auto v = pk::ld_vec<float, 4>(x + threadIdx.x * 4 + (Bug ? 1 : 0)); // BUG
+  pk::st_vec<float, 4>(y + threadIdx.x * 4, v);
 }""", x_out),
     Plant("a misaligned shared store", "misaligned", S64 + HEAD + """(const float* x, float* y) {
   PK_SMEM(S, s);
-  if (threadIdx.x < 20) pk::st_vec<float, 2>(s.v + threadIdx.x * 2 + (Bug ? 1 : 0), pk::Vec<float, 2>{{x[0], x[1]}}); // BUG
+  pk::Vec<float, 2> v{{x[0], x[1]}};
+  if (threadIdx.x < 20) pk::st_vec<float, 2>(s.v + threadIdx.x * 2 + (Bug ? 1 : 0), v); // BUG
   y[threadIdx.x] = 0;
 }""", x_out),
     Plant("shared memory never written", "uninitialised_shared", S64 + HEAD + """(const float* x, float* y) {
@@ -273,7 +276,8 @@ PLANTS = [
   __syncthreads();
   y[threadIdx.x] = s.v[63 - threadIdx.x] + s.w[threadIdx.x]; // BUG
 }""", x_out),
-    Plant("cp.async without a barrier", ("shared_race", "missing_wait", "uninitialised_shared"), S64 + HEAD + """(const float* x, float* y) {
+    Plant("cp.async without a barrier", ("shared_race", "missing_wait", "uninitialised_shared"),
+          S64 + HEAD + """(const float* x, float* y) {
   PK_SMEM(S, s);
   pk::cp_async<4>(&s.v[threadIdx.x], x + threadIdx.x); // BUG
   pk::cp_async_commit();
@@ -281,7 +285,8 @@ PLANTS = [
   if (!Bug) __syncthreads();
   y[threadIdx.x] = s.v[63 - threadIdx.x]; // BUG
 }""", x_out),
-    Plant("a TMA load not waited for", ("missing_wait", "uninitialised_shared"), TMA_HEAD + TMA_LOAD.replace("&s.bar);\n  }", "&s.bar); // BUG\n  }") + """
+    Plant("a TMA load not waited for", ("missing_wait", "uninitialised_shared"),
+          TMA_HEAD + TMA_LOAD.replace("&s.bar);\n  }", "&s.bar); // BUG\n  }") + """
   if (!Bug) pk::mbar_wait(&s.bar, 0);
   float a = s.box[threadIdx.x]; // BUG
   if (Bug) pk::mbar_wait(&s.bar, 0);
@@ -321,13 +326,15 @@ PLANTS = [
     if (!Bug) pk::tma_store_wait<0>();
   }
 }""", box_maps),
-    Plant("no proxy fence before wgmma", "missing_proxy_fence", wgmma("if (!Bug) pk::fence_proxy_async();", mark="// BUG"),
+    Plant("no proxy fence before wgmma", "missing_proxy_fence",
+          wgmma("if (!Bug) pk::fence_proxy_async();", mark="// BUG"),
           lambda: [h.out(h.aligned(512))], block=128),
     Plant("no wgmma_fence", "missing_wgmma_fence", wgmma(fence="if (!Bug) pk::wgmma_fence();", mark="// BUG"),
           lambda: [h.out(h.aligned(512))], block=128),
     Plant("accumulators used early", "missing_wait", wgmma(wait="if (!Bug) pk::wgmma_wait<0>();", end="// BUG"),
           lambda: [h.out(h.aligned(512))], block=128),
-    Plant("operands overwritten early", "missing_wait", wgmma(mark="// BUG", wait="if (Bug) s.a[threadIdx.x].bits = 0; // BUG\n  pk::wgmma_wait<0>();"),
+    Plant("operands overwritten early", "missing_wait",
+          wgmma(mark="// BUG", wait="if (Bug) s.a[threadIdx.x].bits = 0; // BUG\n  pk::wgmma_wait<0>();"),
           lambda: [h.out(h.aligned(512))], block=128),
     Plant("a dependent reads too early", "pdl_read_before_wait", HEAD + """(const float* x, const float* w, float* y) {
   float a = w[threadIdx.x];
@@ -372,7 +379,8 @@ PLANTS = [
   if (threadIdx.x == 0 && blockIdx.x == 1 && !Bug) pk::st_release(flag, 1u);
   pk::spin_until_ge(flag, 1u); // BUG
 }""", lambda: [mutated(1, np.uint32)], grid=3),
-    Plant("another block's shared memory, unordered", ("shared_race", "uninitialised_shared"), S64 + HEAD + """(const float* x, float* y) {
+    Plant("another block's shared memory, unordered", ("shared_race", "uninitialised_shared"),
+          S64 + HEAD + """(const float* x, float* y) {
   PK_SMEM(S, s);
   s.v[threadIdx.x] = x[threadIdx.x]; // BUG
   if (!Bug) pk::cluster_sync();

@@ -128,7 +128,7 @@ def test_tensor_maps_are_refused(kw: dict, word: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 8])
-@pytest.mark.parametrize("order, seed", SCHEDULES[::3] + [(h.RANDOM, 7)])
+@pytest.mark.parametrize("order, seed", [*SCHEDULES[::3], (h.RANDOM, 7)])
 def test_clusters(size: int, order: int, seed: int) -> None:
     options = h.Options(async_order=order, seed=seed, threads=2)
     x, y = h.copy_of(rng.integers(-9, 9, 777), np.float32), h.aligned(2)

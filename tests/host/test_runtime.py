@@ -189,14 +189,18 @@ __global__ void gemm(const pk::bf16* a, const pk::bf16* b, float* c, int m, int 
   load(0, 0);
   int stage = 0;
   for (int k0 = 0; k0 < k; k0 += 32, stage ^= 1) {
-    if (k0 + 32 < k) { load(k0 + 32, stage ^ 1); if (Wait) pk::cp_async_wait<1>(); } else if (Wait) pk::cp_async_wait<0>();
+    if (k0 + 32 < k) {
+      load(k0 + 32, stage ^ 1);
+      if (Wait) pk::cp_async_wait<1>();
+    } else if (Wait) pk::cp_async_wait<0>();
     __syncthreads();
     for (int kk = 0; kk < 2; ++kk) {
       uint32_t fa[2][4], fb[4][2];
       for (int i = 0; i < 2; ++i)
         pk::ldmatrix<4>(fa[i], &s.a[stage][at(wm + i * 16 + pk::ldm_a_row(lane), kk * 2 + pk::ldm_a_col(lane) / 8)]);
       for (int j = 0; j < 2; ++j)
-        pk::ldmatrix<4>(fb[2 * j], &s.b[stage][at(wn + j * 16 + pk::ldm_b_row(lane), kk * 2 + pk::ldm_b_col(lane) / 8)]);
+        pk::ldmatrix<4>(fb[2 * j],
+                        &s.b[stage][at(wn + j * 16 + pk::ldm_b_row(lane), kk * 2 + pk::ldm_b_col(lane) / 8)]);
       for (int i = 0; i < 2; ++i)
         for (int j = 0; j < 4; ++j) pk::mma_m16n8k16<pk::bf16>(acc[i][j], fa[i], fb[j]);
     }
@@ -271,7 +275,8 @@ __global__ void dyn(float* y) { PK_DYN_SMEM(Big, s); y[0] = s.x[0]; }
     [
         ("div_line", 64, ["kernel.cuh:4", "kernel.cuh:3", "barrier divergence", "div_line", "thread (32,0,0)"]),
         ("div_some", 64, ["kernel.cuh:8", "warp divergence"]),
-        ("waits", 64, ["deadlock in waits", "24 threads in a named barrier at kernel.cuh:14", "8 threads in a shuffle at kernel.cuh:13"]),
+        ("waits", 64, ["deadlock in waits", "24 threads in a named barrier at kernel.cuh:14",
+                       "8 threads in a shuffle at kernel.cuh:13"]),
         ("inactive", 32, ["kernel.cuh:17", "lane 0 reads lane 20", "does not take part"]),
         ("not_named", 32, ["kernel.cuh:19", "lane 16"]),
         ("big", 32, ["kernel.cuh:21", "80000 bytes of static shared memory"]),
