@@ -248,7 +248,7 @@ def _int4(codes: Any, scales: Any, zeros: Any, group: int, perm: Any) -> QuantTe
     """Canonical int4 of unpacked ``codes [n, k]``, ``scales`` and whole ``zeros`` ``[n, groups]``."""
     n, k = codes.shape
     planes = {
-        "codes": codes[:, 0::2] | codes[:, 1::2] << 4,
+        "codes": (codes[:, 0::2] | codes[:, 1::2] << 4).contiguous(),
         "scales": scales.contiguous(),
         "zeros": zeros.contiguous(),
     }
