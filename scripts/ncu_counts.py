@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import hashlib
 import io
 import json
 import re
@@ -60,11 +61,24 @@ class Problem:
             {
                 "kernel": launch.kernel,
                 "source": launch.source or op.source,
+                "digest": digest(launch.source or op.source),
                 "grid": list(three(launch.grid)),
                 "block": list(three(launch.block)),
             }
             for launch in plan.launches
         ]
+
+
+def digest(source: str) -> str:
+    """Of the files under cuda_src/ops that a kernel is made of: whether it is still what was measured."""
+    seen: dict[str, str] = {}
+    waiting = [source]
+    while waiting:
+        path = waiting.pop()
+        if path not in seen:
+            seen[path] = (ROOT / "cuda_src" / path).read_text()
+            waiting += re.findall(r'#include "(ops/[^"]+)"', seen[path])
+    return hashlib.sha256(json.dumps(sorted(seen.items())).encode()).hexdigest()[:16]
 
 
 def three(size: Any) -> tuple[int, int, int]:
@@ -110,6 +124,15 @@ def quantised(layout: str, n: int, k: int, dtype: str) -> Any:
         minima = "float16" if LAYOUTS[layout].minima else None
         planes = plane_specs(layout, n, k, group, "float16", minima, "contiguous")
         return {"planes": planes, "layout": layout, "group": group, "dtype": dtype}
+
+    return case
+
+
+def quant_linear(m: int, layout: str) -> Any:
+    def case() -> dict[str, Any]:
+        from pykern.ops.quant_linear import case as make
+
+        return make("bfloat16", m, 48, 256, layout)
 
     return case
 
@@ -165,6 +188,8 @@ def problems() -> list[Problem]:
         Problem("merge_states", "merge_states", merge_case),
         Problem("dequantize_q4_1", "dequantize", quantised("q4_1", 5, 512, f32)),
         Problem("dequantize_int4", "dequantize", quantised("int4", 5, 512, bf16)),
+        Problem("quant_linear_q4_1", "quant_linear", quant_linear(3, "q4_1")),
+        Problem("quant_linear_int4", "quant_linear", quant_linear(1, "int4")),
     ]
 
 

@@ -1,0 +1,67 @@
+"""scripts/sanitize.py: what it runs under compute-sanitizer, and how it reads the answer. The runs need a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykern import op as registry
+from pykern.plan import TARGETS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load_script() -> Any:
+    spec = importlib.util.spec_from_file_location("sanitize", ROOT / "scripts" / "sanitize.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sanitize"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+script = load_script()
+
+MEMCHECK = "========= COMPUTE-SANITIZER\nCASES 229\n========= ERROR SUMMARY: {} errors\n"
+RACECHECK = MEMCHECK.replace("ERROR SUMMARY: {} errors", "RACECHECK SUMMARY: {} hazards displayed (0 errors)")
+
+
+@pytest.mark.parametrize("text", [MEMCHECK, RACECHECK])
+def test_a_clean_run_and_one_with_errors(text: str) -> None:
+    assert script.judge("x", 0, text.format(0), 1.0).ok
+    assert script.judge("x", 0, text.format(0), 1.0).cases == "229"
+    found = script.judge("x", 9, text.format(3), 1.0)
+    assert not found.ok and found.errors == "3"
+    # Hazards of warning level leave the exit code at 0.
+    assert not script.judge("x", 0, text.format(1), 1.0).ok
+
+
+def test_a_run_that_did_not_finish_is_no_success() -> None:
+    assert not script.judge("x", 0, "CASES 3\n", 1.0).ok  # no summary: nothing was watched
+    assert not script.judge("x", 1, MEMCHECK.format(0), 1.0).ok  # a wrong result
+    assert not script.judge("x", 0, "========= ERROR SUMMARY: 0 errors\n", 1.0).ok  # the driver did not get to its end
+
+
+def test_the_table_names_every_tool() -> None:
+    outcomes = [script.judge(tool, 0, MEMCHECK.format(0), 12.3) for tool in script.TOOLS]
+    lines = script.table(outcomes).splitlines()
+    assert [line.split()[0] for line in lines] == ["tool", *script.TOOLS]
+
+
+def test_every_kernel_template_is_run() -> None:
+    """In every type that a plan can choose it in; a misaligned case comes with most."""
+    target = TARGETS["90a"]
+
+    def templates(plan: Any) -> set[str]:
+        return {launch.kernel.split(",")[0] for launch in plan.launches}
+
+    cases = list(script.smallest_cases(target))
+    run = set().union(*(templates(op.planned(op.problem_of(case), target)) for op, case in cases))
+    declared = set().union(*(templates(plan) for _, _, plan in registry.sample_plans(target)))
+    assert run == declared
+    assert {op.name for op, _ in cases} == set(registry.names())
+    assert sum("offset" in repr(case) for _, case in cases) > len(cases) // 4
