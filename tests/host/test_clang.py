@@ -87,6 +87,6 @@ def test_every_header_of_the_dialect_compiles_without_a_warning(tmp_path: Path) 
     path = tmp_path / "all.cpp"
     path.write_text("".join(f'#include "core/{name}"\n' for name in names) + "int main() { return 0; }\n")
     allowed = ["-Wno-unknown-pragmas", "-Wno-unused-value", "-Wno-unused-parameter"]
-    command = [str(CLANG), "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", *allowed, f"-I{ROOT / 'cuda_src'}", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    command = [str(CLANG), "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", *allowed, "-I", str(ROOT / "cuda_src")]
+    done = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0 and "warning" not in done.stderr, done.stderr[:4000]
