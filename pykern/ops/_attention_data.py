@@ -151,7 +151,8 @@ HEAD_DIMS = (16, 32, 64, 96, 128, 192, 256)  # one of every kernel's padded size
 
 
 def cases() -> Iterator[Case]:
-    """Together these reach every kernel of the plan."""
+    """Together these reach every kernel of the plan. The first has many tiles and splits, masks and a cap at once."""
+    yield batch("float32", [(40, 200)], d=16, group=2, uniform=True, causal=True, softcap=1.0)
     for dtype in FLOATS:
         for d in HEAD_DIMS:
             yield batch(dtype, [(1, 40)], d=d, group=2, uniform=True, causal=True)
