@@ -137,6 +137,17 @@ def quant_linear(m: int, layout: str) -> Any:
     return case
 
 
+def declared(op: str, number: int = 0) -> Any:
+    """A case that the op itself declares."""
+
+    def case() -> dict[str, Any]:
+        from pykern import op as registry
+
+        return list(registry.get(op).cases())[number]
+
+    return case
+
+
 def problems() -> list[Problem]:
     """Small ones of a few blocks; those named ``_rows`` or ``_offset`` have rows that do not start on 16 bytes."""
     bf16, f32 = "bfloat16", "float32"
@@ -190,6 +201,10 @@ def problems() -> list[Problem]:
         Problem("dequantize_int4", "dequantize", quantised("int4", 5, 512, bf16)),
         Problem("quant_linear_q4_1", "quant_linear", quant_linear(3, "q4_1")),
         Problem("quant_linear_int4", "quant_linear", quant_linear(1, "int4")),
+        Problem("quant_embedding", "quant_embedding", declared("quant_embedding")),
+        Problem("quantize", "quantize", declared("quantize")),
+        Problem("apply_penalties", "apply_penalties", declared("apply_penalties")),
+        Problem("sample", "sample", declared("sample")),
     ]
 
 
@@ -351,7 +366,8 @@ def parse_raw(text: str) -> list[dict[str, Any]]:
         for name, value in record.items():
             if name and "__" in name and value:
                 try:
-                    metrics[name] = float(value.replace(",", ""))
+                    number = float(value.replace(",", ""))
+                    metrics[name] = int(number) if number.is_integer() else number
                 except ValueError:
                     continue
         sizes = [[int(v) for v in re.findall(r"\d+", record[k])] for k in ("Grid Size", "Block Size")]
