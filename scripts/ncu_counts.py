@@ -362,7 +362,7 @@ def parse_raw(text: str) -> list[dict[str, Any]]:
     for record in csv.DictReader(io.StringIO("\n".join(lines))):
         if not (record.get("ID") or "").isdigit():
             continue  # the row of units
-        metrics = {}
+        metrics: dict[str, float] = {}
         for name, value in record.items():
             if name and "__" in name and value:
                 try:
