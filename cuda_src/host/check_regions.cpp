@@ -7,262 +7,259 @@
 
 #include "host/checker.h"
 
-namespace pk {
-namespace host __attribute__((visibility("hidden"))) {
-  namespace {
+namespace pk::host {
+namespace {
 
-  constexpr int64_t kGap = 64 * static_cast<int64_t>(kMapPage);
+constexpr int64_t kGap = 64 * static_cast<int64_t>(kMapPage);
 
-  bool role_writes(int role) {
-    return role == PK_ROLE_OUTPUT || role == PK_ROLE_MUTATED || role == PK_ROLE_WORKSPACE;
+bool role_writes(int role) {
+  return role == PK_ROLE_OUTPUT || role == PK_ROLE_MUTATED || role == PK_ROLE_WORKSPACE;
+}
+bool role_holds(const PkRegion& r) {
+  return (r.role != PK_ROLE_OUTPUT && r.role != PK_ROLE_WORKSPACE) || (r.flags & PK_REGION_INITIALISED) != 0;
+}
+
+bool contiguous(const PkRegion& r) {
+  if (r.ndim == 0) return true;
+  int64_t elements = 1;
+  for (int i = 0; i < r.ndim; ++i) {
+    if (r.size[i] > 1 && r.stride[i] <= 0) return false;
+    elements *= r.size[i];
   }
-  bool role_holds(const PkRegion& r) {
-    return (r.role != PK_ROLE_OUTPUT && r.role != PK_ROLE_WORKSPACE) ||
-           (r.flags & PK_REGION_INITIALISED) != 0;
-  }
+  return elements * r.elem_bytes == r.bytes;
+}
 
-  bool contiguous(const PkRegion& r) {
-    if (r.ndim == 0) return true;
-    int64_t elements = 1;
-    for (int i = 0; i < r.ndim; ++i) {
-      if (r.size[i] > 1 && r.stride[i] <= 0) return false;
-      elements *= r.size[i];
+// Calls f(first byte) for every element.
+template <class F>
+void each_element(const PkRegion& r, F f) {
+  int64_t index[16] = {};
+  if (r.ndim > 16) return;
+  for (;;) {
+    int64_t at = 0;
+    for (int i = 0; i < r.ndim; ++i) at += index[i] * r.stride[i];
+    f(at * r.elem_bytes);
+    int i = r.ndim - 1;
+    for (; i >= 0; --i) {
+      if (r.stride[i] != 0 && ++index[i] < r.size[i]) break;
+      index[i] = 0;
     }
-    return elements * r.elem_bytes == r.bytes;
+    if (i < 0) return;
   }
+}
 
-  // Calls f(first byte) for every element.
-  template <class F>
-  void each_element(const PkRegion& r, F f) {
-    int64_t index[16] = {};
-    if (r.ndim > 16) return;
-    for (;;) {
-      int64_t at = 0;
-      for (int i = 0; i < r.ndim; ++i) at += index[i] * r.stride[i];
-      f(at * r.elem_bytes);
-      int i = r.ndim - 1;
-      for (; i >= 0; --i) {
-        if (r.stride[i] != 0 && ++index[i] < r.size[i]) break;
-        index[i] = 0;
+bool same_place(const Tensor& t, const PkRegion& r) {
+  const PkRegion& o = *t.region;
+  if (o.base != r.base || o.bytes != r.bytes || o.ndim != r.ndim || o.elem_bytes != r.elem_bytes)
+    return false;
+  return std::equal(o.size, o.size + (o.size ? o.ndim : 0), r.size) &&
+         std::equal(o.stride, o.stride + (o.stride ? o.ndim : 0), r.stride);
+}
+
+}  // namespace
+
+std::string Check::open(const std::vector<const PkLaunch*>& all, const PkOptions& o) {
+  options = o;
+  launches = all;
+  std::vector<std::vector<int>> tensor_role;  // [launch][tensor]
+  for (const PkLaunch* l : all) {
+    tensor_role.emplace_back();
+    for (int i = 0; i < l->nregions; ++i) {
+      const PkRegion& r = l->regions[i];
+      if (r.base == nullptr || r.bytes <= 0) continue;
+      auto t =
+          std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return same_place(t, r); });
+      if (t == tensors.end()) {
+        tensors.push_back(Tensor{r.name ? r.name : "?", &r, static_cast<char*>(r.base), nullptr, r.bytes,
+                                 std::max(r.elem_bytes, 1)});
+        t = tensors.end() - 1;
       }
-      if (i < 0) return;
+      auto& roles_here = tensor_role.back();
+      const auto index = static_cast<size_t>(t - tensors.begin());
+      if (roles_here.size() <= index) roles_here.resize(index + 1, -1);
+      // One tensor in two roles (in place): it may be written, and it holds something.
+      roles_here[index] = roles_here[index] < 0 || roles_here[index] == r.role ? r.role : PK_ROLE_MUTATED;
     }
   }
+  for (auto& r : tensor_role) r.resize(tensors.size(), -1);
 
-  bool same_place(const Tensor& t, const PkRegion& r) {
-    const PkRegion& o = *t.region;
-    if (o.base != r.base || o.bytes != r.bytes || o.ndim != r.ndim || o.elem_bytes != r.elem_bytes)
-      return false;
-    return std::equal(o.size, o.size + (o.size ? o.ndim : 0), r.size) &&
-           std::equal(o.stride, o.stride + (o.stride ? o.ndim : 0), r.stride);
+  // Groups of overlapping extents, in address order.
+  std::vector<int> order(tensors.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+  std::sort(order.begin(), order.end(), [&](int a, int b) {
+    return tensors[static_cast<size_t>(a)].original < tensors[static_cast<size_t>(b)].original;
+  });
+  for (int i : order) {
+    const Tensor& t = tensors[static_cast<size_t>(i)];
+    if (groups.empty() || t.original >= groups.back().original + groups.back().bytes) {
+      groups.push_back(Group{});
+      groups.back().original = t.original;
+    }
+    Group& g = groups.back();
+    g.tensors.push_back(i);
+    g.bytes = std::max<int64_t>(g.bytes, t.original + t.bytes - g.original);
   }
 
-  }  // namespace
+  // Addresses: gap, group, gap, group, ..., gap. A group keeps its place within the page.
+  int64_t total = kGap;
+  std::vector<int64_t> offsets;
+  const auto round = [](int64_t n) {
+    return (n + int64_t{kMapPage} - 1) / int64_t{kMapPage} * int64_t{kMapPage};
+  };
+  for (const Group& g : groups) {
+    offsets.push_back(total + static_cast<int64_t>(reinterpret_cast<uintptr_t>(g.original) % 4096));
+    total += round(g.bytes + 4096) + std::max(kGap, round(g.bytes));
+  }
+  area_bytes = static_cast<size_t>(total);
+  void* p = mmap(nullptr, area_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED)
+    return "no address space for " + std::to_string(area_bytes) + " bytes of guarded tensors";
+  area = static_cast<char*>(p);
+  page_group.assign(area_bytes / kMapPage + 1, -1);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    Group& g = groups[i];
+    g.mapped = area + offsets[i];
+    char* page = area + offsets[i] / 4096 * 4096;
+    const size_t length = static_cast<size_t>(g.mapped + g.bytes - page);
+    if (mprotect(page, length, PROT_READ | PROT_WRITE) != 0)
+      return "no memory for guarded copies of the tensors";
+    memcpy(g.mapped, g.original, static_cast<size_t>(g.bytes));
+    const auto first = static_cast<size_t>(offsets[i]) / kMapPage;
+    const auto last = static_cast<size_t>(offsets[i] + g.bytes - 1) / kMapPage;
+    for (size_t k = first; k <= last; ++k) page_group[k] = static_cast<int>(i);
+    for (int t : g.tensors) {
+      Tensor& tensor = tensors[static_cast<size_t>(t)];
+      tensor.mapped = g.mapped + (tensor.original - g.original);
+    }
+  }
+  // A gap belongs to the group it is nearest to.
+  const size_t pages = page_group.size();
+  std::vector<size_t> left(pages, pages), right(pages, pages);  // distance to the nearest page in use
+  std::vector<int> left_group(pages, -1), right_group(pages, -1);
+  for (size_t k = 0; k < pages; ++k) {
+    left[k] = page_group[k] >= 0 ? 0 : k > 0 && left_group[k - 1] >= 0 ? left[k - 1] + 1 : pages;
+    left_group[k] = page_group[k] >= 0 ? page_group[k] : k > 0 ? left_group[k - 1] : -1;
+  }
+  for (size_t k = pages; k-- > 0;) {
+    right[k] = page_group[k] >= 0 ? 0 : k + 1 < pages && right_group[k + 1] >= 0 ? right[k + 1] + 1 : pages;
+    right_group[k] = page_group[k] >= 0 ? page_group[k] : k + 1 < pages ? right_group[k + 1] : -1;
+  }
+  for (size_t k = 0; k < pages; ++k) page_group[k] = left[k] <= right[k] ? left_group[k] : right_group[k];
 
-  std::string Check::open(const std::vector<const PkLaunch*>& all, const PkOptions& o) {
-    options = o;
-    launches = all;
-    std::vector<std::vector<int>> tensor_role;  // [launch][tensor]
-    for (const PkLaunch* l : all) {
-      tensor_role.emplace_back();
-      for (int i = 0; i < l->nregions; ++i) {
-        const PkRegion& r = l->regions[i];
-        if (r.base == nullptr || r.bytes <= 0) continue;
-        auto t =
-            std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return same_place(t, r); });
-        if (t == tensors.end()) {
-          tensors.push_back(Tensor{r.name ? r.name : "?", &r, static_cast<char*>(r.base), nullptr, r.bytes,
-                                   std::max(r.elem_bytes, 1)});
-          t = tensors.end() - 1;
+  // Who owns which byte.
+  std::map<std::vector<int>, uint16_t> sets;
+  auto set_of = [&](const std::vector<int>& members) {
+    auto [at, fresh] = sets.try_emplace(members, static_cast<uint16_t>(owners.size()));
+    if (fresh) {
+      OwnerSet s;
+      s.tensors = members;
+      owners.push_back(s);
+    }
+    return at->second;
+  };
+  for (Group& g : groups) {
+    if (g.tensors.size() == 1 && contiguous(*tensors[static_cast<size_t>(g.tensors[0])].region)) {
+      g.simple = set_of(g.tensors);
+      continue;
+    }
+    g.owner.assign(static_cast<size_t>(g.bytes), 0);
+    for (int t : g.tensors) {
+      const Tensor& tensor = tensors[static_cast<size_t>(t)];
+      const int64_t base = tensor.original - g.original;
+      auto mark = [&](int64_t first, int64_t bytes) {
+        for (int64_t k = first; k < first + bytes && k < g.bytes; ++k) {
+          uint16_t& owner = g.owner[static_cast<size_t>(k)];
+          std::vector<int> members = owners[owner].tensors;
+          if (!members.empty() && members.back() == t) continue;
+          members.push_back(t);
+          owner = set_of(members);
         }
-        auto& roles_here = tensor_role.back();
-        const auto index = static_cast<size_t>(t - tensors.begin());
-        if (roles_here.size() <= index) roles_here.resize(index + 1, -1);
-        // One tensor in two roles (in place): it may be written, and it holds something.
-        roles_here[index] = roles_here[index] < 0 || roles_here[index] == r.role ? r.role : PK_ROLE_MUTATED;
+      };
+      if (contiguous(*tensor.region)) {
+        mark(base, tensor.bytes);
+      } else {
+        each_element(*tensor.region, [&](int64_t at) { mark(base + at, tensor.elem_bytes); });
       }
     }
-    for (auto& r : tensor_role) r.resize(tensors.size(), -1);
-
-    // Groups of overlapping extents, in address order.
-    std::vector<int> order(tensors.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
-    std::sort(order.begin(), order.end(), [&](int a, int b) {
-      return tensors[static_cast<size_t>(a)].original < tensors[static_cast<size_t>(b)].original;
-    });
-    for (int i : order) {
-      const Tensor& t = tensors[static_cast<size_t>(i)];
-      if (groups.empty() || t.original >= groups.back().original + groups.back().bytes) {
-        groups.push_back(Group{});
-        groups.back().original = t.original;
-      }
-      Group& g = groups.back();
-      g.tensors.push_back(i);
-      g.bytes = std::max<int64_t>(g.bytes, t.original + t.bytes - g.original);
-    }
-
-    // Addresses: gap, group, gap, group, ..., gap. A group keeps its place within the page.
-    int64_t total = kGap;
-    std::vector<int64_t> offsets;
-    const auto round = [](int64_t n) {
-      return (n + int64_t{kMapPage} - 1) / int64_t{kMapPage} * int64_t{kMapPage};
-    };
-    for (const Group& g : groups) {
-      offsets.push_back(total + static_cast<int64_t>(reinterpret_cast<uintptr_t>(g.original) % 4096));
-      total += round(g.bytes + 4096) + std::max(kGap, round(g.bytes));
-    }
-    area_bytes = static_cast<size_t>(total);
-    void* p = mmap(nullptr, area_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED)
-      return "no address space for " + std::to_string(area_bytes) + " bytes of guarded tensors";
-    area = static_cast<char*>(p);
-    page_group.assign(area_bytes / kMapPage + 1, -1);
-    for (size_t i = 0; i < groups.size(); ++i) {
-      Group& g = groups[i];
-      g.mapped = area + offsets[i];
-      char* page = area + offsets[i] / 4096 * 4096;
-      const size_t length = static_cast<size_t>(g.mapped + g.bytes - page);
-      if (mprotect(page, length, PROT_READ | PROT_WRITE) != 0)
-        return "no memory for guarded copies of the tensors";
-      memcpy(g.mapped, g.original, static_cast<size_t>(g.bytes));
-      const auto first = static_cast<size_t>(offsets[i]) / kMapPage;
-      const auto last = static_cast<size_t>(offsets[i] + g.bytes - 1) / kMapPage;
-      for (size_t k = first; k <= last; ++k) page_group[k] = static_cast<int>(i);
-      for (int t : g.tensors) {
-        Tensor& tensor = tensors[static_cast<size_t>(t)];
-        tensor.mapped = g.mapped + (tensor.original - g.original);
-      }
-    }
-    // A gap belongs to the group it is nearest to.
-    const size_t pages = page_group.size();
-    std::vector<size_t> left(pages, pages), right(pages, pages);  // distance to the nearest page in use
-    std::vector<int> left_group(pages, -1), right_group(pages, -1);
-    for (size_t k = 0; k < pages; ++k) {
-      left[k] = page_group[k] >= 0 ? 0 : k > 0 && left_group[k - 1] >= 0 ? left[k - 1] + 1 : pages;
-      left_group[k] = page_group[k] >= 0 ? page_group[k] : k > 0 ? left_group[k - 1] : -1;
-    }
-    for (size_t k = pages; k-- > 0;) {
-      right[k] = page_group[k] >= 0 ? 0 : k + 1 < pages && right_group[k + 1] >= 0 ? right[k + 1] + 1 : pages;
-      right_group[k] = page_group[k] >= 0 ? page_group[k] : k + 1 < pages ? right_group[k + 1] : -1;
-    }
-    for (size_t k = 0; k < pages; ++k) page_group[k] = left[k] <= right[k] ? left_group[k] : right_group[k];
-
-    // Who owns which byte.
-    std::map<std::vector<int>, uint16_t> sets;
-    auto set_of = [&](const std::vector<int>& members) {
-      auto [at, fresh] = sets.try_emplace(members, static_cast<uint16_t>(owners.size()));
-      if (fresh) {
-        OwnerSet s;
-        s.tensors = members;
-        owners.push_back(s);
-      }
-      return at->second;
-    };
-    for (Group& g : groups) {
-      if (g.tensors.size() == 1 && contiguous(*tensors[static_cast<size_t>(g.tensors[0])].region)) {
-        g.simple = set_of(g.tensors);
-        continue;
-      }
-      g.owner.assign(static_cast<size_t>(g.bytes), 0);
-      for (int t : g.tensors) {
-        const Tensor& tensor = tensors[static_cast<size_t>(t)];
-        const int64_t base = tensor.original - g.original;
-        auto mark = [&](int64_t first, int64_t bytes) {
-          for (int64_t k = first; k < first + bytes && k < g.bytes; ++k) {
-            uint16_t& owner = g.owner[static_cast<size_t>(k)];
-            std::vector<int> members = owners[owner].tensors;
-            if (!members.empty() && members.back() == t) continue;
-            members.push_back(t);
-            owner = set_of(members);
-          }
-        };
-        if (contiguous(*tensor.region)) {
-          mark(base, tensor.bytes);
-        } else {
-          each_element(*tensor.region, [&](int64_t at) { mark(base + at, tensor.elem_bytes); });
-        }
-      }
-    }
-    for (size_t s = 1; s < owners.size(); ++s) {
-      OwnerSet& set = owners[s];
-      bool decided = false;
-      for (size_t l = 0; l < launches.size(); ++l) {
-        if (roles.size() <= l) roles.emplace_back();
-        roles[l].resize(owners.size(), -1);
-        int role = -1;
-        for (int t : set.tensors) {
-          const int r = tensor_role[l][static_cast<size_t>(t)];
-          if (r >= 0) role = role < 0 || role == r ? r : PK_ROLE_MUTATED;
-        }
-        roles[l][s] = role;
-        if (role < 0) continue;
-        set.writable = set.writable || role_writes(role);
-        if (decided) continue;  // the first launch that knows it says whether it holds something before
-        decided = true;
-        set.initialised = role != PK_ROLE_OUTPUT && role != PK_ROLE_WORKSPACE;
-      }
+  }
+  for (size_t s = 1; s < owners.size(); ++s) {
+    OwnerSet& set = owners[s];
+    bool decided = false;
+    for (size_t l = 0; l < launches.size(); ++l) {
+      if (roles.size() <= l) roles.emplace_back();
+      roles[l].resize(owners.size(), -1);
+      int role = -1;
       for (int t : set.tensors) {
-        for (const PkLaunch* l : launches) {
-          for (int i = 0; i < l->nregions; ++i) {
-            const PkRegion& r = l->regions[i];
-            if (r.base && same_place(tensors[static_cast<size_t>(t)], r) &&
-                (r.flags & PK_REGION_INITIALISED) && role_holds(r))
-              set.initialised = true;
-          }
+        const int r = tensor_role[l][static_cast<size_t>(t)];
+        if (r >= 0) role = role < 0 || role == r ? r : PK_ROLE_MUTATED;
+      }
+      roles[l][s] = role;
+      if (role < 0) continue;
+      set.writable = set.writable || role_writes(role);
+      if (decided) continue;  // the first launch that knows it says whether it holds something before
+      decided = true;
+      set.initialised = role != PK_ROLE_OUTPUT && role != PK_ROLE_WORKSPACE;
+    }
+    for (int t : set.tensors) {
+      for (const PkLaunch* l : launches) {
+        for (int i = 0; i < l->nregions; ++i) {
+          const PkRegion& r = l->regions[i];
+          if (r.base && same_place(tensors[static_cast<size_t>(t)], r) && (r.flags & PK_REGION_INITIALISED) &&
+              role_holds(r))
+            set.initialised = true;
         }
       }
     }
-    for (Group& g : groups) {
-      for (int t : g.tensors) {
-        for (const OwnerSet& s : owners) {
-          if (std::find(s.tensors.begin(), s.tensors.end(), t) != s.tensors.end() && s.writable)
-            g.shadowed = true;
+  }
+  for (Group& g : groups) {
+    for (int t : g.tensors) {
+      for (const OwnerSet& s : owners) {
+        if (std::find(s.tensors.begin(), s.tensors.end(), t) != s.tensors.end() && s.writable)
+          g.shadowed = true;
+      }
+    }
+    if (!g.shadowed) continue;
+    g.cell_bytes = (static_cast<size_t>(g.bytes) + 4096) / 4 * sizeof(Cell);
+    void* cells = mmap(nullptr, g.cell_bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (cells == MAP_FAILED) return "no memory for the checker's shadow of the tensors";
+    g.cells = static_cast<Cell*>(cells);
+  }
+  grid_era.assign(launches.size(), 0);
+  return "";
+}
+
+void* Check::relocate(const void* p) const {
+  const char* at = static_cast<const char*>(p);
+  const Group* touching = nullptr;
+  for (const Group& g : groups) {
+    if (at >= g.original && at < g.original + g.bytes) return g.mapped + (at - g.original);
+    if (at == g.original + g.bytes) touching = &g;  // one past the end is a legal pointer
+  }
+  return touching ? touching->mapped + touching->bytes : const_cast<void*>(p);
+}
+
+void Check::close(bool copy_back) {
+  for (Group& g : groups) {
+    if (copy_back && g.shadowed) {
+      if (g.owner.empty()) {
+        memcpy(g.original, g.mapped, static_cast<size_t>(g.bytes));
+      } else {
+        for (int64_t i = 0; i < g.bytes; ++i) {
+          if (owners[g.owner[static_cast<size_t>(i)]].writable) g.original[i] = g.mapped[i];
         }
       }
-      if (!g.shadowed) continue;
-      g.cell_bytes = (static_cast<size_t>(g.bytes) + 4096) / 4 * sizeof(Cell);
-      void* cells = mmap(nullptr, g.cell_bytes, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (cells == MAP_FAILED) return "no memory for the checker's shadow of the tensors";
-      g.cells = static_cast<Cell*>(cells);
     }
-    grid_era.assign(launches.size(), 0);
-    return "";
+    if (g.cells) munmap(g.cells, g.cell_bytes);
   }
+  if (area) munmap(area, area_bytes);
+  area = nullptr;
+}
 
-  void* Check::relocate(const void* p) const {
-    const char* at = static_cast<const char*>(p);
-    const Group* touching = nullptr;
-    for (const Group& g : groups) {
-      if (at >= g.original && at < g.original + g.bytes) return g.mapped + (at - g.original);
-      if (at == g.original + g.bytes) touching = &g;  // one past the end is a legal pointer
-    }
-    return touching ? touching->mapped + touching->bytes : const_cast<void*>(p);
-  }
+Group* Check::group_at(uintptr_t address) {
+  const size_t offset = address - reinterpret_cast<uintptr_t>(area);
+  if (area == nullptr || offset >= area_bytes) return nullptr;
+  const int g = page_group[offset / kMapPage];
+  return g < 0 ? nullptr : &groups[static_cast<size_t>(g)];
+}
 
-  void Check::close(bool copy_back) {
-    for (Group& g : groups) {
-      if (copy_back && g.shadowed) {
-        if (g.owner.empty()) {
-          memcpy(g.original, g.mapped, static_cast<size_t>(g.bytes));
-        } else {
-          for (int64_t i = 0; i < g.bytes; ++i) {
-            if (owners[g.owner[static_cast<size_t>(i)]].writable) g.original[i] = g.mapped[i];
-          }
-        }
-      }
-      if (g.cells) munmap(g.cells, g.cell_bytes);
-    }
-    if (area) munmap(area, area_bytes);
-    area = nullptr;
-  }
-
-  Group* Check::group_at(uintptr_t address) {
-    const size_t offset = address - reinterpret_cast<uintptr_t>(area);
-    if (area == nullptr || offset >= area_bytes) return nullptr;
-    const int g = page_group[offset / kMapPage];
-    return g < 0 ? nullptr : &groups[static_cast<size_t>(g)];
-  }
-
-}  // namespace )
-}  // namespace pk
+}  // namespace pk::host

@@ -3,172 +3,170 @@
 
 #include "host/checker.h"
 
-namespace pk {
-namespace host __attribute__((visibility("hidden"))) {
-  namespace {
+namespace pk::host {
+namespace {
 
-  std::string quoted(const std::string& s) {
-    std::string out = "\"";
-    for (const char ch : s) {
-      if (ch == '"' || ch == '\\') {
-        out += '\\';
-        out += ch;
-      } else if (static_cast<unsigned char>(ch) < 0x20) {
-        char code[8];
-        snprintf(code, sizeof code, "\\u%04x", ch);
-        out += code;
-      } else {
-        out += ch;
-      }
+std::string quoted(const std::string& s) {
+  std::string out = "\"";
+  for (const char ch : s) {
+    if (ch == '"' || ch == '\\') {
+      out += '\\';
+      out += ch;
+    } else if (static_cast<unsigned char>(ch) < 0x20) {
+      char code[8];
+      snprintf(code, sizeof code, "\\u%04x", ch);
+      out += code;
+    } else {
+      out += ch;
     }
-    return out + "\"";
   }
+  return out + "\"";
+}
 
-  std::string number(const void* p) { return std::to_string(reinterpret_cast<uintptr_t>(p)); }
+std::string number(const void* p) { return std::to_string(reinterpret_cast<uintptr_t>(p)); }
 
-  std::string triple(const uint3& v) {
-    return "[" + std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z) + "]";
+std::string triple(const uint3& v) {
+  return "[" + std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z) + "]";
+}
+
+std::string place(const uint3& v) {
+  return "(" + std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z) + ")";
+}
+
+uint64_t count_bits(const std::vector<uint64_t>& bits) {
+  uint64_t n = 0;
+  for (const uint64_t b : bits) n += static_cast<uint64_t>(__builtin_popcountll(b));
+  return n;
+}
+
+uint3 thread_index(const dim3& d, uint32_t linear) {
+  return {linear % d.x, linear / d.x % d.y, linear / d.x / d.y};
+}
+
+}  // namespace
+
+std::string Check::thread_text(const Node& n) const {
+  if (n.flags & kLoad) return "a TMA load";
+  uint32_t block = n.block,
+           thread = n.warp * 32u + (n.lanes ? static_cast<uint32_t>(__builtin_ctz(n.lanes)) : 0u);
+  if (n.flags & kOp) {
+    block = ops[n.clock].block;
+    thread = ops[n.clock].thread;
   }
+  const BlockName& name = block_names[block];
+  return "thread " + place(thread_index(name.dim, thread)) + " of block " + place(name.index);
+}
 
-  std::string place(const uint3& v) {
-    return "(" + std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z) + ")";
+void Check::report(const char* kind, const Access& a, const std::string& tensor, int64_t offset,
+                   const std::string& message, const Node* other) {
+  if (seen[{a.pc, kind}]++ > 0 || findings.size() >= kMaxFindings) return;
+  Finding f;
+  f.kind = kind;
+  f.kernel = a.f->block->grid->name;
+  f.pc = a.pc;
+  f.other_pc = other ? other->pc : nullptr;
+  f.file = base_name(a.file);
+  f.line = a.line;
+  f.block = a.f->block->index;
+  f.thread = a.f->index;
+  const Group* g = const_cast<Check*>(this)->group_at(a.address);
+  // The address the caller knows, not that of the guarded copy.
+  f.address =
+      g ? reinterpret_cast<uintptr_t>(g->original) + (a.address - reinterpret_cast<uintptr_t>(g->mapped))
+        : a.address;
+  f.tensor = tensor;
+  f.offset = offset;
+  f.message = tensor + (tensor.empty() ? "" : "+" + std::to_string(offset) + ": ") + message + " [" +
+              describe_thread(a.f) + "]";
+  findings.push_back(std::move(f));
+}
+
+void Check::fatal(const char* kind, const Access& a, const std::string& tensor, int64_t offset,
+                  const std::string& message) {
+  report(kind, a, tensor, offset, message);
+  worker->failed = true;
+  fiber_abandon(a.f);
+}
+
+// What the runtime itself found: divergence, deadlock, misuse. The text starts with file:line where that is
+// known.
+void Check::failure(const std::string& text) {
+  Finding f;
+  f.kind = text.rfind("deadlock", 0) == 0                 ? "deadlock"
+           : text.find("divergence") != std::string::npos ? "divergence"
+           : text.find("reads lane") != std::string::npos ? "inactive_lane"
+                                                          : "misuse";
+  f.message = text;
+  f.kernel = worker->failed_kernel;
+  f.file = worker->failed_file;
+  f.line = worker->failed_line;
+  f.block = worker->failed_block;
+  f.thread = worker->failed_thread;
+  f.pc = worker->failed_pc;
+  findings.push_back(std::move(f));
+}
+
+std::string Check::first_words() const {
+  const Finding& f = findings.front();
+  std::string text = f.kind + " in " + f.kernel + ": ";
+  if (!f.file.empty()) text += f.file + ":" + std::to_string(f.line) + ": ";
+  text += f.message;
+  if (findings.size() > 1) text += " (and " + std::to_string(findings.size() - 1) + " more)";
+  return text;
+}
+
+std::string Check::json() const {
+  std::string out = "{\"findings\":[";
+  const char* comma = "";
+  for (const Finding& f : findings) {
+    out += comma;
+    comma = ",";
+    out += "{\"kind\":" + quoted(f.kind) + ",\"kernel\":" + quoted(f.kernel) + ",\"pc\":" + number(f.pc) +
+           ",\"other_pc\":" + number(f.other_pc);
+    if (!f.file.empty()) out += ",\"file\":" + quoted(f.file) + ",\"line\":" + std::to_string(f.line);
+    out += ",\"block\":" + triple(f.block) + ",\"thread\":" + triple(f.thread) +
+           ",\"address\":" + std::to_string(f.address) + ",\"tensor\":" + quoted(f.tensor) +
+           ",\"offset\":" + std::to_string(f.offset) + ",\"message\":" + quoted(f.message) + "}";
   }
-
-  uint64_t count_bits(const std::vector<uint64_t>& bits) {
-    uint64_t n = 0;
-    for (const uint64_t b : bits) n += static_cast<uint64_t>(__builtin_popcountll(b));
-    return n;
+  out += "],\"lines\":[";
+  comma = "";
+  for (const auto& [pc, s] : lines) {
+    out += comma;
+    comma = ",";
+    uint64_t unique = 0;
+    for (const auto& u : s.unique) unique += static_cast<uint64_t>(__builtin_popcount(u.second));
+    out += "{\"pc\":" + number(pc) + ",\"space\":" + quoted(s.space) + ",\"op\":" + quoted(s.op) +
+           ",\"by\":" + quoted(s.by) + ",\"bytes\":" + std::to_string(s.bytes) +
+           ",\"requests\":" + std::to_string(s.requests) + ",\"lanes\":" + std::to_string(s.lanes) +
+           ",\"sectors\":" + std::to_string(s.sectors) +
+           ",\"ideal_sectors\":" + std::to_string(s.ideal_sectors) +
+           ",\"wavefronts\":" + std::to_string(s.wavefronts) +
+           ",\"ideal_wavefronts\":" + std::to_string(s.ideal_wavefronts) +
+           ",\"unique_bytes\":" + std::to_string(unique) + "}";
   }
-
-  uint3 thread_index(const dim3& d, uint32_t linear) {
-    return {linear % d.x, linear / d.x % d.y, linear / d.x / d.y};
-  }
-
-  }  // namespace
-
-  std::string Check::thread_text(const Node& n) const {
-    if (n.flags & kLoad) return "a TMA load";
-    uint32_t block = n.block,
-             thread = n.warp * 32u + (n.lanes ? static_cast<uint32_t>(__builtin_ctz(n.lanes)) : 0u);
-    if (n.flags & kOp) {
-      block = ops[n.clock].block;
-      thread = ops[n.clock].thread;
+  out += "],\"launches\":[";
+  comma = "";
+  for (const LaunchTotals& t : totals) {
+    out += comma;
+    comma = ",";
+    uint64_t read = 0, written = 0;
+    std::string each;
+    for (const auto& [tensor, bits] : t.touched) {
+      const uint64_t r = count_bits(bits.first), w = count_bits(bits.second);
+      read += r;
+      written += w;
+      each += std::string(each.empty() ? "" : ",") +
+              "{\"name\":" + quoted(tensors[static_cast<size_t>(tensor)].name) +
+              ",\"bytes\":" + std::to_string(tensors[static_cast<size_t>(tensor)].bytes) +
+              ",\"unique_bytes_read\":" + std::to_string(r) +
+              ",\"unique_bytes_written\":" + std::to_string(w) + "}";
     }
-    const BlockName& name = block_names[block];
-    return "thread " + place(thread_index(name.dim, thread)) + " of block " + place(name.index);
+    out += "{\"kernel\":" + quoted(t.kernel) + ",\"blocks\":" + std::to_string(t.blocks) +
+           ",\"threads\":" + std::to_string(t.threads) + ",\"smem_static\":" + std::to_string(t.smem) +
+           ",\"unique_bytes_read\":" + std::to_string(read) +
+           ",\"unique_bytes_written\":" + std::to_string(written) + ",\"tensors\":[" + each + "]}";
   }
+  return out + "]}";
+}
 
-  void Check::report(const char* kind, const Access& a, const std::string& tensor, int64_t offset,
-                     const std::string& message, const Node* other) {
-    if (seen[{a.pc, kind}]++ > 0 || findings.size() >= kMaxFindings) return;
-    Finding f;
-    f.kind = kind;
-    f.kernel = a.f->block->grid->name;
-    f.pc = a.pc;
-    f.other_pc = other ? other->pc : nullptr;
-    f.file = base_name(a.file);
-    f.line = a.line;
-    f.block = a.f->block->index;
-    f.thread = a.f->index;
-    const Group* g = const_cast<Check*>(this)->group_at(a.address);
-    // The address the caller knows, not that of the guarded copy.
-    f.address =
-        g ? reinterpret_cast<uintptr_t>(g->original) + (a.address - reinterpret_cast<uintptr_t>(g->mapped))
-          : a.address;
-    f.tensor = tensor;
-    f.offset = offset;
-    f.message = tensor + (tensor.empty() ? "" : "+" + std::to_string(offset) + ": ") + message + " [" +
-                describe_thread(a.f) + "]";
-    findings.push_back(std::move(f));
-  }
-
-  void Check::fatal(const char* kind, const Access& a, const std::string& tensor, int64_t offset,
-                    const std::string& message) {
-    report(kind, a, tensor, offset, message);
-    worker->failed = true;
-    fiber_abandon(a.f);
-  }
-
-  // What the runtime itself found: divergence, deadlock, misuse. The text starts with file:line where that is
-  // known.
-  void Check::failure(const std::string& text) {
-    Finding f;
-    f.kind = text.rfind("deadlock", 0) == 0                 ? "deadlock"
-             : text.find("divergence") != std::string::npos ? "divergence"
-             : text.find("reads lane") != std::string::npos ? "inactive_lane"
-                                                            : "misuse";
-    f.message = text;
-    f.kernel = worker->failed_kernel;
-    f.file = worker->failed_file;
-    f.line = worker->failed_line;
-    f.block = worker->failed_block;
-    f.thread = worker->failed_thread;
-    f.pc = worker->failed_pc;
-    findings.push_back(std::move(f));
-  }
-
-  std::string Check::first_words() const {
-    const Finding& f = findings.front();
-    std::string text = f.kind + " in " + f.kernel + ": ";
-    if (!f.file.empty()) text += f.file + ":" + std::to_string(f.line) + ": ";
-    text += f.message;
-    if (findings.size() > 1) text += " (and " + std::to_string(findings.size() - 1) + " more)";
-    return text;
-  }
-
-  std::string Check::json() const {
-    std::string out = "{\"findings\":[";
-    const char* comma = "";
-    for (const Finding& f : findings) {
-      out += comma;
-      comma = ",";
-      out += "{\"kind\":" + quoted(f.kind) + ",\"kernel\":" + quoted(f.kernel) + ",\"pc\":" + number(f.pc) +
-             ",\"other_pc\":" + number(f.other_pc);
-      if (!f.file.empty()) out += ",\"file\":" + quoted(f.file) + ",\"line\":" + std::to_string(f.line);
-      out += ",\"block\":" + triple(f.block) + ",\"thread\":" + triple(f.thread) +
-             ",\"address\":" + std::to_string(f.address) + ",\"tensor\":" + quoted(f.tensor) +
-             ",\"offset\":" + std::to_string(f.offset) + ",\"message\":" + quoted(f.message) + "}";
-    }
-    out += "],\"lines\":[";
-    comma = "";
-    for (const auto& [pc, s] : lines) {
-      out += comma;
-      comma = ",";
-      uint64_t unique = 0;
-      for (const auto& u : s.unique) unique += static_cast<uint64_t>(__builtin_popcount(u.second));
-      out += "{\"pc\":" + number(pc) + ",\"space\":" + quoted(s.space) + ",\"op\":" + quoted(s.op) +
-             ",\"by\":" + quoted(s.by) + ",\"bytes\":" + std::to_string(s.bytes) +
-             ",\"requests\":" + std::to_string(s.requests) + ",\"lanes\":" + std::to_string(s.lanes) +
-             ",\"sectors\":" + std::to_string(s.sectors) +
-             ",\"ideal_sectors\":" + std::to_string(s.ideal_sectors) +
-             ",\"wavefronts\":" + std::to_string(s.wavefronts) +
-             ",\"ideal_wavefronts\":" + std::to_string(s.ideal_wavefronts) +
-             ",\"unique_bytes\":" + std::to_string(unique) + "}";
-    }
-    out += "],\"launches\":[";
-    comma = "";
-    for (const LaunchTotals& t : totals) {
-      out += comma;
-      comma = ",";
-      uint64_t read = 0, written = 0;
-      std::string each;
-      for (const auto& [tensor, bits] : t.touched) {
-        const uint64_t r = count_bits(bits.first), w = count_bits(bits.second);
-        read += r;
-        written += w;
-        each += std::string(each.empty() ? "" : ",") +
-                "{\"name\":" + quoted(tensors[static_cast<size_t>(tensor)].name) +
-                ",\"bytes\":" + std::to_string(tensors[static_cast<size_t>(tensor)].bytes) +
-                ",\"unique_bytes_read\":" + std::to_string(r) +
-                ",\"unique_bytes_written\":" + std::to_string(w) + "}";
-      }
-      out += "{\"kernel\":" + quoted(t.kernel) + ",\"blocks\":" + std::to_string(t.blocks) +
-             ",\"threads\":" + std::to_string(t.threads) + ",\"smem_static\":" + std::to_string(t.smem) +
-             ",\"unique_bytes_read\":" + std::to_string(read) +
-             ",\"unique_bytes_written\":" + std::to_string(written) + ",\"tensors\":[" + each + "]}";
-    }
-    return out + "]}";
-  }
-
-}  // namespace )
-}  // namespace pk
+}  // namespace pk::host

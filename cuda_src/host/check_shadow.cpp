@@ -5,373 +5,383 @@
 
 #include "host/checker.h"
 
-namespace pk {
-namespace host __attribute__((visibility("hidden"))) {
+namespace pk::host {
 
-  // ---- Knowledge
-  Knowledge::Entry& Knowledge::at(uint32_t block, uint32_t era) {
-    for (Entry& e : entries) {
-      if (e.block != block) continue;
-      if (e.era < era) {
-        e.era = era;
-        e.clock.clear();
-      }
-      return e;
+// ---- Knowledge
+Knowledge::Entry& Knowledge::at(uint32_t block, uint32_t era) {
+  for (Entry& e : entries) {
+    if (e.block != block) continue;
+    if (e.era < era) {
+      e.era = era;
+      e.clock.clear();
     }
-    entries.push_back(Entry{block, era, {}});
-    return entries.back();
+    return e;
   }
+  entries.push_back(Entry{block, era, {}});
+  return entries.back();
+}
 
-  void Knowledge::set(uint32_t block, uint32_t era, uint32_t index, uint32_t clock) {
-    Entry& e = at(block, era);
-    if (e.era != era) return;  // knows more already
-    if (e.clock.size() <= index) e.clock.resize(index + 1, 0);
-    e.clock[index] = std::max(e.clock[index], clock);
+void Knowledge::set(uint32_t block, uint32_t era, uint32_t index, uint32_t clock) {
+  Entry& e = at(block, era);
+  if (e.era != era) return;  // knows more already
+  if (e.clock.size() <= index) e.clock.resize(index + 1, 0);
+  e.clock[index] = std::max(e.clock[index], clock);
+}
+
+void Knowledge::join(const Knowledge& other) {
+  for (const Entry& o : other.entries) {
+    Entry& e = at(o.block, o.era);
+    if (e.era != o.era) continue;
+    if (e.clock.size() < o.clock.size()) e.clock.resize(o.clock.size(), 0);
+    for (size_t i = 0; i < o.clock.size(); ++i) e.clock[i] = std::max(e.clock[i], o.clock[i]);
   }
+}
 
-  void Knowledge::join(const Knowledge& other) {
-    for (const Entry& o : other.entries) {
-      Entry& e = at(o.block, o.era);
-      if (e.era != o.era) continue;
-      if (e.clock.size() < o.clock.size()) e.clock.resize(o.clock.size(), 0);
-      for (size_t i = 0; i < o.clock.size(); ++i) e.clock[i] = std::max(e.clock[i], o.clock[i]);
+bool Knowledge::covers(uint32_t block, uint32_t era, uint32_t index, uint32_t clock) const {
+  for (const Entry& e : entries) {
+    if (e.block != block) continue;
+    return era < e.era || (era == e.era && index < e.clock.size() && e.clock[index] >= clock);
+  }
+  return false;
+}
+
+void release_into(Knowledge* to, const Fiber* f) {
+  BlockCheck* b = check_of(f->block);
+  ThreadCheck& t = check_of(f);
+  to->join(t.know);
+  to->join(b->shared);
+  to->set(b->uid, b->era, f->linear, t.clock);
+  ++t.clock;
+}
+
+namespace {
+
+bool knows(const BlockCheck* b, const ThreadCheck& t, uint32_t block, uint32_t era, uint32_t index,
+           uint32_t clock) {
+  return (block == b->uid && era < b->era) || t.know.covers(block, era, index, clock) ||
+         b->shared.covers(block, era, index, clock);
+}
+
+// The phase of an mbarrier of block `home`, by a thread that may be of another block of the cluster.
+bool knows_phase(const BlockCheck* b, const ThreadCheck& t, const BlockCheck* home, uint32_t bar,
+                 uint32_t phase) {
+  const uint32_t index = static_cast<uint32_t>(home->threads.size()) + bar;
+  const auto& acquired = home->mbarriers[bar].acquired_era;
+  const uint32_t era = phase < acquired.size() ? acquired[phase] : UINT32_MAX;
+  if (b == home && era < b->era) return true;
+  for (const Knowledge* k : {&t.know, &b->shared}) {
+    for (const Knowledge::Entry& e : k->entries) {
+      if (e.block != home->uid) continue;
+      if (era < e.era || (index < e.clock.size() && e.clock[index] > phase)) return true;
     }
   }
+  return false;
+}
 
-  bool Knowledge::covers(uint32_t block, uint32_t era, uint32_t index, uint32_t clock) const {
-    for (const Entry& e : entries) {
-      if (e.block != block) continue;
-      return era < e.era || (era == e.era && index < e.clock.size() && e.clock[index] >= clock);
-    }
+template <class F>
+bool all_lanes(uint32_t lanes, F f) {
+  for (; lanes != 0; lanes &= lanes - 1) {
+    if (!f(static_cast<uint32_t>(__builtin_ctz(lanes)))) return false;
+  }
+  return true;
+}
+
+const char* verb(uint8_t flags) { return flags & kAtomic ? "atomic" : flags & kWrite ? "write" : "read"; }
+
+}  // namespace
+
+// Whether everything node n stands for happens before access a. *pending: it is asynchronous and has not
+// been waited for.
+bool Check::ordered(const Access& a, const Node& n, BlockCheck* home, bool* pending) const {
+  const BlockCheck* b = check_of(a.f->block);
+  const ThreadCheck& t = check_of(a.f);
+  *pending = false;
+  if (n.flags & kLoad) {
+    if (knows_phase(b, t, home, n.warp, n.clock)) return true;
+    *pending = true;
     return false;
   }
-
-  void release_into(Knowledge * to, const Fiber* f) {
-    BlockCheck* b = check_of(f->block);
-    ThreadCheck& t = check_of(f);
-    to->join(t.know);
-    to->join(b->shared);
-    to->set(b->uid, b->era, f->linear, t.clock);
-    ++t.clock;
-  }
-
-  namespace {
-
-  bool knows(const BlockCheck* b, const ThreadCheck& t, uint32_t block, uint32_t era, uint32_t index,
-             uint32_t clock) {
-    return (block == b->uid && era < b->era) || t.know.covers(block, era, index, clock) ||
-           b->shared.covers(block, era, index, clock);
-  }
-
-  // The phase of an mbarrier of block `home`, by a thread that may be of another block of the cluster.
-  bool knows_phase(const BlockCheck* b, const ThreadCheck& t, const BlockCheck* home, uint32_t bar,
-                   uint32_t phase) {
-    const uint32_t index = static_cast<uint32_t>(home->threads.size()) + bar;
-    const auto& acquired = home->mbarriers[bar].acquired_era;
-    const uint32_t era = phase < acquired.size() ? acquired[phase] : UINT32_MAX;
-    if (b == home && era < b->era) return true;
-    for (const Knowledge* k : {&t.know, &b->shared}) {
-      for (const Knowledge::Entry& e : k->entries) {
-        if (e.block != home->uid) continue;
-        if (era < e.era || (index < e.clock.size() && e.clock[index] > phase)) return true;
-      }
-    }
-    return false;
-  }
-
-  template <class F>
-  bool all_lanes(uint32_t lanes, F f) {
-    for (; lanes != 0; lanes &= lanes - 1) {
-      if (!f(static_cast<uint32_t>(__builtin_ctz(lanes)))) return false;
-    }
-    return true;
-  }
-
-  const char* verb(uint8_t flags) { return flags & kAtomic ? "atomic" : flags & kWrite ? "write" : "read"; }
-
-  }  // namespace
-
-  // Whether everything node n stands for happens before access a. *pending: it is asynchronous and has not
-  // been waited for.
-  bool Check::ordered(const Access& a, const Node& n, BlockCheck* home, bool* pending) const {
-    const BlockCheck* b = check_of(a.f->block);
-    const ThreadCheck& t = check_of(a.f);
-    *pending = false;
-    if (n.flags & kLoad) {
-      if (knows_phase(b, t, home, n.warp, n.clock)) return true;
+  if (n.flags & kOp) {
+    const AsyncOp& op = ops[n.clock];
+    if (!op.done) {
       *pending = true;
       return false;
     }
-    if (n.flags & kOp) {
-      const AsyncOp& op = ops[n.clock];
-      if (!op.done) {
-        *pending = true;
-        return false;
+    return (op.block == b->uid && op.thread == a.f->linear) ||
+           knows(b, t, op.block, op.era, op.thread, op.clock);
+  }
+  if (n.block == b->uid && n.era < b->era) return true;
+  return all_lanes(n.lanes, [&](uint32_t lane) {
+    const uint32_t thread = n.warp * 32u + lane;
+    return (n.block == b->uid && thread == a.f->linear) || knows(b, t, n.block, n.era, thread, n.clock);
+  });
+}
+
+// Whether the async proxy sees the generic write n: its writer has fenced since, or the thread that now
+// starts the asynchronous access fenced after it knew of the write, or someone did before the latest full
+// barrier.
+bool Check::fenced(const Access& a, const Node& n) const {
+  const BlockCheck* b = check_of(a.f->block);
+  const ThreadCheck& t = check_of(a.f);
+  uint32_t era = n.era, clock = n.clock, fences = n.fences;
+  auto covered = [&](uint32_t thread) {
+    if (n.block == b->uid && era < b->proxy_cover) return true;
+    if (n.block == b->uid && thread < b->threads.size() && b->threads[thread].proxy_fences > fences)
+      return true;
+    if (t.proxy_fences == 0) return false;
+    return (n.block == b->uid && era < t.proxy_era) || t.proxy_know.covers(n.block, era, thread, clock);
+  };
+  if (n.flags & kOp) {
+    const AsyncOp& op = ops[n.clock];
+    era = op.era;
+    clock = op.clock;
+    fences = op.fences;
+    return covered(op.thread);
+  }
+  return all_lanes(n.lanes, [&](uint32_t lane) { return covered(n.warp * 32u + lane); });
+}
+
+void Check::drop_nodes(Cell& c) {
+  for (uint32_t i = c.head; i != 0;) {
+    const uint32_t next = nodes[i].next;
+    nodes[i].next = free_node;
+    free_node = i;
+    i = next;
+  }
+  c.head = 0;
+}
+
+void Check::touch_cells(const Access& a, Cell* cells, size_t first_byte, BlockCheck* home, bool initialised,
+                        const Tensor* tensor, int64_t offset) {
+  const BlockCheck* b = check_of(a.f->block);
+  const ThreadCheck& t = check_of(a.f);
+  const bool write = a.flags & kWrite, reads = !write || (a.flags & kAtomic);
+  const auto launch = static_cast<uint16_t>(a.f->block->grid->index);
+  const uint16_t gera = grid_era[launch];
+  const auto warp = static_cast<uint16_t>(a.flags & kLoad ? a.owner : a.f->linear / 32);
+  const uint32_t me = a.flags & kLoad ? 0u : 1u << a.f->lane;
+  const uint32_t clock = a.flags & (kOp | kLoad) ? a.clock : t.clock;
+  bool uninitialised = false, race = false;
+  for (size_t byte = first_byte, end = first_byte + a.bytes; byte < end;) {
+    const size_t index = byte / 4;
+    uint8_t mask = 0;
+    for (; byte < end && byte / 4 == index; ++byte) mask = static_cast<uint8_t>(mask | 1u << byte % 4);
+    Cell& c = cells[index];
+    if (reads && !initialised && !uninitialised && (c.written & mask) != mask) {
+      uninitialised = true;
+      report(home ? "uninitialised_shared" : "uninitialised_global", a, tensor ? tensor->name : "shared",
+             offset, "reads bytes that nothing has written");
+    }
+    // The common case: one more lane of a warp that reads what nobody has written in this era.
+    if (a.flags == 0 && !a.proxy) {
+      Node* same = nullptr;
+      bool written = false;
+      for (uint32_t k = c.head; k != 0 && !written; k = nodes[k].next) {
+        Node& n = nodes[k];
+        const bool settled = home && n.block == b->uid && n.era < b->era && !(n.flags & (kOp | kLoad));
+        written = (n.flags & (kWrite | kOp | kLoad)) && !settled;
+        if (n.warp == warp && n.flags == 0 && n.bytes == mask && n.clock == clock && n.era == b->era &&
+            n.block == b->uid && n.launch == launch && n.grid_era == gera) {
+          same = &n;
+        }
       }
-      return (op.block == b->uid && op.thread == a.f->linear) ||
-             knows(b, t, op.block, op.era, op.thread, op.clock);
-    }
-    if (n.block == b->uid && n.era < b->era) return true;
-    return all_lanes(n.lanes, [&](uint32_t lane) {
-      const uint32_t thread = n.warp * 32u + lane;
-      return (n.block == b->uid && thread == a.f->linear) || knows(b, t, n.block, n.era, thread, n.clock);
-    });
-  }
-
-  // Whether the async proxy sees the generic write n: its writer has fenced since, or the thread that now
-  // starts the asynchronous access fenced after it knew of the write, or someone did before the latest full
-  // barrier.
-  bool Check::fenced(const Access& a, const Node& n) const {
-    const BlockCheck* b = check_of(a.f->block);
-    const ThreadCheck& t = check_of(a.f);
-    uint32_t era = n.era, clock = n.clock, fences = n.fences;
-    auto covered = [&](uint32_t thread) {
-      if (n.block == b->uid && era < b->proxy_cover) return true;
-      if (n.block == b->uid && thread < b->threads.size() && b->threads[thread].proxy_fences > fences)
-        return true;
-      if (t.proxy_fences == 0) return false;
-      return (n.block == b->uid && era < t.proxy_era) || t.proxy_know.covers(n.block, era, thread, clock);
-    };
-    if (n.flags & kOp) {
-      const AsyncOp& op = ops[n.clock];
-      era = op.era;
-      clock = op.clock;
-      fences = op.fences;
-      return covered(op.thread);
-    }
-    return all_lanes(n.lanes, [&](uint32_t lane) { return covered(n.warp * 32u + lane); });
-  }
-
-  void Check::drop_nodes(Cell & c) {
-    for (uint32_t i = c.head; i != 0;) {
-      const uint32_t next = nodes[i].next;
-      nodes[i].next = free_node;
-      free_node = i;
-      i = next;
-    }
-    c.head = 0;
-  }
-
-  void Check::touch_cells(const Access& a, Cell* cells, size_t first_byte, BlockCheck* home, bool initialised,
-                          const std::string& name, int64_t offset) {
-    const BlockCheck* b = check_of(a.f->block);
-    const ThreadCheck& t = check_of(a.f);
-    const bool write = a.flags & kWrite, reads = !write || (a.flags & kAtomic);
-    const auto launch = static_cast<uint16_t>(a.f->block->grid->index);
-    const uint16_t gera = grid_era[launch];
-    const auto warp = static_cast<uint16_t>(a.flags & kLoad ? a.owner : a.f->linear / 32);
-    const uint32_t me = a.flags & kLoad ? 0u : 1u << a.f->lane;
-    const uint32_t clock = a.flags & (kOp | kLoad) ? a.clock : t.clock;
-    bool uninitialised = false, race = false;
-    for (size_t byte = first_byte, end = first_byte + a.bytes; byte < end;) {
-      const size_t index = byte / 4;
-      uint8_t mask = 0;
-      for (; byte < end && byte / 4 == index; ++byte) mask = static_cast<uint8_t>(mask | 1u << byte % 4);
-      Cell& c = cells[index];
-      if (reads && !initialised && !uninitialised && (c.written & mask) != mask) {
-        uninitialised = true;
-        report(home ? "uninitialised_shared" : "uninitialised_global", a, name, offset,
-               "reads bytes that nothing has written");
+      if (same && !written) {
+        same->lanes |= me;
+        same->pc = a.pc;
+        continue;
       }
-      bool merged = false;
-      for (uint32_t* link = &c.head; *link != 0;) {
-        Node& n = nodes[*link];
-        const bool stale = n.launch != launch || n.grid_era < gera ||
-                           (home && !(n.flags & (kOp | kLoad)) && a.f->block->cluster_n == 1 &&
-                            n.era < b->era && !(n.flags & kGeneric));
-        bool remove = stale;
-        if (!stale && (n.bytes & mask)) {
-          const bool conflict = (write || (n.flags & kWrite)) && !(a.flags & n.flags & kAtomic);
-          bool pending = false;
-          if (conflict && !race && !ordered(a, n, home, &pending)) {
-            race = true;
-            if (pending) {
-              const char* what = n.flags & kLoad ? "a TMA load" : ops[n.clock].what;
-              const std::string does = n.flags & kWrite ? "writes" : "reads";
-              report("missing_wait", a, name, offset,
-                     std::string(verb(a.flags)) + " of bytes that " + what + " still " + does +
-                         (n.flags & kLoad ? ": no wait on its mbarrier orders them"
-                                          : ": nothing has waited for it"),
-                     &n);
-            } else {
-              const bool other_block = !(n.flags & (kOp | kLoad)) && n.block != b->uid;
-              report(home ? "shared_race" : "global_race", a, name, offset,
-                     std::string(verb(a.flags)) + " not ordered against the " + verb(n.flags) + " by " +
-                         thread_text(n) + (other_block ? " (blocks are not ordered)" : ""),
-                     &n);
-            }
-          }
-          if (a.proxy && !race && (n.flags & kGeneric) && reads && !fenced(a, n)) {
-            race = true;
-            report("missing_proxy_fence", a, name, offset,
-                   "the async proxy reads bytes written by " + thread_text(n) +
-                       " without fence_proxy_async in between",
+    }
+    bool merged = false;
+    for (uint32_t* link = &c.head; *link != 0;) {
+      Node& n = nodes[*link];
+      const bool stale = n.launch != launch || n.grid_era < gera ||
+                         (home && !(n.flags & (kOp | kLoad)) && a.f->block->cluster_n == 1 &&
+                          n.era < b->era && !(n.flags & kGeneric));
+      bool remove = stale;
+      if (!stale && (n.bytes & mask)) {
+        const bool conflict = (write || (n.flags & kWrite)) && !(a.flags & n.flags & kAtomic);
+        bool pending = false;
+        if (conflict && !race && !ordered(a, n, home, &pending)) {
+          race = true;
+          if (pending) {
+            const char* what = n.flags & kLoad ? "a TMA load" : ops[n.clock].what;
+            const std::string does = n.flags & kWrite ? "writes" : "reads";
+            report("missing_wait", a, tensor ? tensor->name : "shared", offset,
+                   std::string(verb(a.flags)) + " of bytes that " + what + " still " + does +
+                       (n.flags & kLoad ? ": no wait on its mbarrier orders them"
+                                        : ": nothing has waited for it"),
+                   &n);
+          } else {
+            const bool other_block = !(n.flags & (kOp | kLoad)) && n.block != b->uid;
+            report(home ? "shared_race" : "global_race", a, tensor ? tensor->name : "shared", offset,
+                   std::string(verb(a.flags)) + " not ordered against the " + verb(n.flags) + " by " +
+                       thread_text(n) + (other_block ? " (blocks are not ordered)" : ""),
                    &n);
           }
-          if (write) {
-            remove = (n.bytes & ~mask) == 0;
-          } else if ((a.flags & kOp) && (n.flags & (kOp | kWrite)) == kOp && n.bytes == mask) {
-            const AsyncOp& op =
-                ops[n.clock];  // complete no later than this one, if the same thread issued it
-            remove = op.block == b->uid && op.thread == a.f->linear;
-          } else if (!(n.flags & (kWrite | kOp | kLoad)) && !(a.flags & kOp) && n.warp == warp &&
-                     n.block == b->uid) {
-            if (n.clock == clock && n.era == b->era && n.bytes == mask) {
-              n.lanes |= me;
-              n.pc = a.pc;
-              merged = true;
-            } else if ((n.bytes & ~mask) == 0) {
-              n.lanes &= ~me;  // this read comes later in the same thread and says as much
-              remove = n.lanes == 0;
-            }
+        }
+        if (a.proxy && !race && (n.flags & kGeneric) && reads && !fenced(a, n)) {
+          race = true;
+          report("missing_proxy_fence", a, tensor ? tensor->name : "shared", offset,
+                 "the async proxy reads bytes written by " + thread_text(n) +
+                     " without fence_proxy_async in between",
+                 &n);
+        }
+        if (write) {
+          remove = (n.bytes & ~mask) == 0;
+        } else if ((a.flags & kOp) && (n.flags & (kOp | kWrite)) == kOp && n.bytes == mask) {
+          const AsyncOp& op = ops[n.clock];  // complete no later than this one, if the same thread issued it
+          remove = op.block == b->uid && op.thread == a.f->linear;
+        } else if (!(n.flags & (kWrite | kOp | kLoad)) && !(a.flags & kOp) && n.warp == warp &&
+                   n.block == b->uid) {
+          if (n.clock == clock && n.era == b->era && n.bytes == mask) {
+            n.lanes |= me;
+            n.pc = a.pc;
+            merged = true;
+          } else if ((n.bytes & ~mask) == 0) {
+            n.lanes &= ~me;  // this read comes later in the same thread and says as much
+            remove = n.lanes == 0;
           }
         }
-        if (remove) {
-          const uint32_t gone = *link;
-          *link = n.next;
-          nodes[gone].next = free_node;
-          free_node = gone;
-        } else {
-          link = &n.next;
-        }
       }
-      if (write) c.written |= mask;
-      if (merged) continue;
-      uint32_t at = free_node;
-      if (at != 0) {
-        free_node = nodes[at].next;
+      if (remove) {
+        const uint32_t gone = *link;
+        *link = n.next;
+        nodes[gone].next = free_node;
+        free_node = gone;
       } else {
-        at = static_cast<uint32_t>(nodes.size());
-        nodes.emplace_back();
-      }
-      const uint32_t block = a.flags & kLoad ? home->uid : b->uid;
-      nodes[at] =
-          Node{c.head, block, b->era, clock, me, warp, launch, mask, a.flags, gera, t.proxy_fences, a.pc};
-      c.head = at;
-    }
-  }
-
-  void Check::shared(const Access& a, Block* owner) {
-    const auto offset = static_cast<size_t>(a.address - reinterpret_cast<uintptr_t>(owner->smem));
-    const char* what = a.flags & kWrite ? "write" : "read";
-    const std::string place = "smem+" + std::to_string(offset);
-    if (owner->check == nullptr || owner->cluster != a.f->block->cluster) {
-      fatal("out_of_bounds", a, "shared", static_cast<int64_t>(offset),
-            std::string(what) + " at " + place + " of a block outside the cluster");
-    }
-    if (owner->live == 0 && owner != a.f->block) {
-      fatal("out_of_bounds", a, "shared", static_cast<int64_t>(offset),
-            std::string(what) + " of the shared memory of a block that has returned");
-    }
-    if (offset + a.bytes > owner->smem_used) {
-      fatal("out_of_bounds", a, "shared", static_cast<int64_t>(offset),
-            std::string(what) + " of " + std::to_string(a.bytes) + " bytes at " + place + "; the block has " +
-                std::to_string(owner->smem_used) + " bytes of shared memory");
-    }
-    BlockCheck* home = check_of(owner);
-    if (home->smem.size() < (owner->smem_used + 3) / 4)
-      home->smem.resize((owner->smem_used + 3) / 4, Cell{0, 0});
-    touch_cells(a, home->smem.data(), offset, home, false, "shared", static_cast<int64_t>(offset));
-  }
-
-  void Check::global(const Access& a) {
-    Group* g = group_at(a.address);
-    const bool write = a.flags & kWrite;
-    const std::string size =
-        std::string(write ? "write" : "read") + " of " + std::to_string(a.bytes) + " bytes";
-    if (g == nullptr) fatal("out_of_bounds", a, "", 0, size + " near no tensor");
-    const int64_t first =
-        static_cast<int64_t>(a.address) - static_cast<int64_t>(reinterpret_cast<uintptr_t>(g->mapped));
-    const auto launch = static_cast<size_t>(a.f->block->grid->index);
-    uint16_t owner = 0;
-    bool inside = first >= 0 && first + a.bytes <= g->bytes;
-    int64_t bad = first;
-    if (inside) {
-      owner = g->owner.empty() ? g->simple : g->owner[static_cast<size_t>(first)];
-      for (int64_t i = first; !g->owner.empty() && i < first + a.bytes; ++i) {
-        if (g->owner[static_cast<size_t>(i)] != 0) continue;
-        inside = false;
-        bad = i;
+        link = &n.next;
       }
     }
-    if (!inside || owner == 0) {
-      const Tensor* nearest = &tensors[static_cast<size_t>(g->tensors[0])];
-      int64_t distance = INT64_MAX;
-      for (int i : g->tensors) {
-        const Tensor& t = tensors[static_cast<size_t>(i)];
-        const int64_t base = t.mapped - g->mapped;
-        const int64_t d = bad < base ? base - bad : bad >= base + t.bytes ? bad - base - t.bytes + 1 : 0;
-        if (d < distance) nearest = &t, distance = d;
-      }
-      const int64_t at = first - (nearest->mapped - g->mapped);
-      const std::string where = at < 0 ? std::to_string(-at) + " bytes before " + nearest->name
-                                : at >= nearest->bytes ? std::to_string(at - nearest->bytes) +
-                                                             " bytes past the end of " + nearest->name
-                                : at + a.bytes > nearest->bytes ? "across the end of " + nearest->name
-                                                                : "between the elements of " + nearest->name;
-      fatal("out_of_bounds", a, nearest->name, at,
-            size + " " + where + " (" + std::to_string(nearest->bytes) + " bytes)");
-    }
-    const OwnerSet& set = owners[owner];
-    const Tensor& t = tensors[static_cast<size_t>(set.tensors[0])];
-    const int64_t offset = first - (t.mapped - g->mapped);
-    const int role = roles[launch][owner];
-    if (role < 0)
-      fatal("out_of_bounds", a, t.name, offset,
-            size + " of " + t.name + ", which is no argument of this launch");
-    if (write && (role == PK_ROLE_INPUT || role == PK_ROLE_WEIGHT)) {
-      report("write_to_input", a, t.name, offset,
-             std::string("writes ") + t.name + ", which is " +
-                 (role == PK_ROLE_WEIGHT ? "a weight" : "an input"));
-    }
-    const Grid* grid = a.f->block->grid;
-    if (grid->pdl && !a.f->waited) {
-      if (write) {
-        report("pdl_write_before_wait", a, t.name, offset, "writes " + t.name + " before grid_wait()");
-      } else if (role != PK_ROLE_WEIGHT) {
-        report("pdl_read_before_wait", a, t.name, offset,
-               "reads " + t.name + ", which is no weight, before grid_wait()");
-      }
-    }
-    LaunchTotals& total = totals[launch];
-    auto mark = [&](std::vector<uint64_t>& bits) {
-      if (bits.empty()) bits.resize(static_cast<size_t>(t.bytes + 63) / 64, 0);
-      for (int64_t i = offset; i < offset + a.bytes && i < t.bytes; ++i) {
-        if (i >= 0) bits[static_cast<size_t>(i) / 64] |= uint64_t{1} << i % 64;
-      }
-    };
-    auto& touched = total.touched[set.tensors[0]];
-    if (write) mark(touched.second);
-    if (!write || (a.flags & kAtomic)) mark(touched.first);
-    if (g->shadowed) {
-      // Cells follow the address, so that a 4-byte word is one cell whatever the tensor's alignment.
-      const auto skew = static_cast<size_t>(reinterpret_cast<uintptr_t>(g->mapped) % 4);
-      touch_cells(a, g->cells, static_cast<size_t>(first) + skew, nullptr, set.initialised, t.name, offset);
-    }
-  }
-
-  void Check::touch(const Access& a) {
-    Block* owner = block_of(worker, reinterpret_cast<const void*>(a.address));
-    const bool odd =
-        a.bytes > 1 && a.bytes <= 16 && (a.bytes & (a.bytes - 1)) == 0 && a.address % a.bytes != 0;
-    if (odd) {
-      const Group* g = owner ? nullptr : group_at(a.address);
-      const std::string name = owner ? "shared" : g ? tensors[static_cast<size_t>(g->tensors[0])].name : "";
-      const int64_t offset =
-          static_cast<int64_t>(a.address) -
-          static_cast<int64_t>(reinterpret_cast<uintptr_t>(owner ? reinterpret_cast<char*>(owner->smem)
-                                                           : g   ? g->mapped
-                                                                 : nullptr));
-      fatal("misaligned", a, name, offset,
-            std::string(verb(a.flags)) + " of " + std::to_string(a.bytes) + " bytes at an address that is " +
-                std::to_string(a.address % a.bytes) + " beyond a multiple of that");
-    }
-    if (owner) {
-      shared(a, owner);
+    if (write) c.written |= mask;
+    if (merged) continue;
+    uint32_t at = free_node;
+    if (at != 0) {
+      free_node = nodes[at].next;
     } else {
-      global(a);
+      at = static_cast<uint32_t>(nodes.size());
+      nodes.emplace_back();
+    }
+    const uint32_t block = a.flags & kLoad ? home->uid : b->uid;
+    nodes[at] =
+        Node{c.head, block, b->era, clock, me, warp, launch, mask, a.flags, gera, t.proxy_fences, a.pc};
+    c.head = at;
+  }
+}
+
+void Check::shared(const Access& a, Block* owner) {
+  const auto offset = static_cast<size_t>(a.address - reinterpret_cast<uintptr_t>(owner->smem));
+  const bool foreign = owner->check == nullptr || owner->cluster != a.f->block->cluster;
+  const bool gone = owner->live == 0 && owner != a.f->block;
+  if (foreign || gone || offset + a.bytes > owner->smem_used) {
+    const std::string access = std::string(verb(a.flags)) + " of " + std::to_string(a.bytes) +
+                               " bytes at smem+" + std::to_string(offset);
+    fatal("out_of_bounds", a, "shared", static_cast<int64_t>(offset),
+          access + (foreign ? " of a block outside the cluster"
+                    : gone
+                        ? " of a block that has returned"
+                        : "; the block has " + std::to_string(owner->smem_used) + " bytes of shared memory"));
+  }
+  BlockCheck* home = check_of(owner);
+  if (home->smem.size() < (owner->smem_used + 3) / 4)
+    home->smem.resize((owner->smem_used + 3) / 4, Cell{0, 0});
+  touch_cells(a, home->smem.data(), offset, home, false, nullptr, static_cast<int64_t>(offset));
+}
+
+void Check::global(const Access& a) {
+  Group* g = group_at(a.address);
+  const bool write = a.flags & kWrite;
+  auto size = [&a] { return std::string(verb(a.flags)) + " of " + std::to_string(a.bytes) + " bytes"; };
+  if (g == nullptr) fatal("out_of_bounds", a, "", 0, size() + " near no tensor");
+  const int64_t first =
+      static_cast<int64_t>(a.address) - static_cast<int64_t>(reinterpret_cast<uintptr_t>(g->mapped));
+  const auto launch = static_cast<size_t>(a.f->block->grid->index);
+  uint16_t owner = 0;
+  bool inside = first >= 0 && first + a.bytes <= g->bytes;
+  int64_t bad = first;
+  if (inside) {
+    owner = g->owner.empty() ? g->simple : g->owner[static_cast<size_t>(first)];
+    for (int64_t i = first; !g->owner.empty() && i < first + a.bytes; ++i) {
+      if (g->owner[static_cast<size_t>(i)] != 0) continue;
+      inside = false;
+      bad = i;
     }
   }
+  if (!inside || owner == 0) {
+    const Tensor* nearest = &tensors[static_cast<size_t>(g->tensors[0])];
+    int64_t distance = INT64_MAX;
+    for (int i : g->tensors) {
+      const Tensor& t = tensors[static_cast<size_t>(i)];
+      const int64_t base = t.mapped - g->mapped;
+      const int64_t d = bad < base ? base - bad : bad >= base + t.bytes ? bad - base - t.bytes + 1 : 0;
+      if (d < distance) nearest = &t, distance = d;
+    }
+    const int64_t at = first - (nearest->mapped - g->mapped);
+    const std::string where = at < 0                 ? std::to_string(-at) + " bytes before " + nearest->name
+                              : at >= nearest->bytes ? std::to_string(at - nearest->bytes) +
+                                                           " bytes past the end of " + nearest->name
+                              : at + a.bytes > nearest->bytes ? "across the end of " + nearest->name
+                                                              : "between the elements of " + nearest->name;
+    fatal("out_of_bounds", a, nearest->name, at,
+          size() + " " + where + " (" + std::to_string(nearest->bytes) + " bytes)");
+  }
+  const OwnerSet& set = owners[owner];
+  const Tensor& t = tensors[static_cast<size_t>(set.tensors[0])];
+  const int64_t offset = first - (t.mapped - g->mapped);
+  const int role = roles[launch][owner];
+  if (role < 0)
+    fatal("out_of_bounds", a, t.name, offset,
+          size() + " of " + t.name + ", which is no argument of this launch");
+  if (write && (role == PK_ROLE_INPUT || role == PK_ROLE_WEIGHT)) {
+    report(
+        "write_to_input", a, t.name, offset,
+        std::string("writes ") + t.name + ", which is " + (role == PK_ROLE_WEIGHT ? "a weight" : "an input"));
+  }
+  const Grid* grid = a.f->block->grid;
+  if (grid->pdl && !a.f->waited) {
+    if (write) {
+      report("pdl_write_before_wait", a, t.name, offset, "writes " + t.name + " before grid_wait()");
+    } else if (role != PK_ROLE_WEIGHT) {
+      report("pdl_read_before_wait", a, t.name, offset,
+             "reads " + t.name + ", which is no weight, before grid_wait()");
+    }
+  }
+  LaunchTotals& total = totals[launch];
+  auto mark = [&](std::vector<uint64_t>& bits) {
+    if (bits.empty()) bits.resize(static_cast<size_t>(t.bytes + 63) / 64, 0);
+    for (int64_t i = offset; i < offset + a.bytes && i < t.bytes; ++i) {
+      if (i >= 0) bits[static_cast<size_t>(i) / 64] |= uint64_t{1} << i % 64;
+    }
+  };
+  auto& touched = total.touched[set.tensors[0]];
+  if (write) mark(touched.second);
+  if (!write || (a.flags & kAtomic)) mark(touched.first);
+  if (g->shadowed) {
+    // Cells follow the address, so that a 4-byte word is one cell whatever the tensor's alignment.
+    const auto skew = static_cast<size_t>(reinterpret_cast<uintptr_t>(g->mapped) % 4);
+    touch_cells(a, g->cells, static_cast<size_t>(first) + skew, nullptr, set.initialised, &t, offset);
+  }
+}
 
-}  // namespace )
-}  // namespace pk
+void Check::touch(const Access& a) {
+  Block* owner = block_of(worker, reinterpret_cast<const void*>(a.address));
+  const bool odd = a.bytes > 1 && a.bytes <= 16 && (a.bytes & (a.bytes - 1)) == 0 && a.address % a.bytes != 0;
+  if (odd) {
+    const Group* g = owner ? nullptr : group_at(a.address);
+    const std::string name = owner ? "shared" : g ? tensors[static_cast<size_t>(g->tensors[0])].name : "";
+    const int64_t offset =
+        static_cast<int64_t>(a.address) -
+        static_cast<int64_t>(reinterpret_cast<uintptr_t>(owner ? reinterpret_cast<char*>(owner->smem)
+                                                         : g   ? g->mapped
+                                                               : nullptr));
+    fatal("misaligned", a, name, offset,
+          std::string(verb(a.flags)) + " of " + std::to_string(a.bytes) + " bytes at an address that is " +
+              std::to_string(a.address % a.bytes) + " beyond a multiple of that");
+  }
+  if (owner) {
+    shared(a, owner);
+  } else {
+    global(a);
+  }
+}
+
+}  // namespace pk::host

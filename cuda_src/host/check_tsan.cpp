@@ -7,100 +7,98 @@
 
 #include "host/checker.h"
 
-namespace pk {
-namespace host __attribute__((visibility("hidden"))) {
-  namespace {
+namespace pk::host {
+namespace {
 
-  bool within(uintptr_t a, const void* low, size_t bytes) {
-    return a - reinterpret_cast<uintptr_t>(low) < bytes;
-  }
+bool within(uintptr_t a, const void* low, size_t bytes) {
+  return a - reinterpret_cast<uintptr_t>(low) < bytes;
+}
 
-  // In a loaded library: constant tables, vtables, the literals of messages.
-  bool in_image(uintptr_t a) {
-    return dl_iterate_phdr(
-               [](dl_phdr_info* info, size_t, void* p) {
-                 const uintptr_t at = *static_cast<uintptr_t*>(p);
-                 for (int i = 0; i < info->dlpi_phnum; ++i) {
-                   const auto& h = info->dlpi_phdr[i];
-                   if (h.p_type == PT_LOAD && at - (info->dlpi_addr + h.p_vaddr) < h.p_memsz) return 1;
-                 }
-                 return 0;
-               },
-               &a) != 0;
-  }
+// In a loaded library: constant tables, vtables, the literals of messages.
+bool in_image(uintptr_t a) {
+  return dl_iterate_phdr(
+             [](dl_phdr_info* info, size_t, void* p) {
+               const uintptr_t at = *static_cast<uintptr_t*>(p);
+               for (int i = 0; i < info->dlpi_phnum; ++i) {
+                 const auto& h = info->dlpi_phdr[i];
+                 if (h.p_type == PT_LOAD && at - (info->dlpi_addr + h.p_vaddr) < h.p_memsz) return 1;
+               }
+               return 0;
+             },
+             &a) != 0;
+}
 
-  bool private_memory(const Fiber* f, uintptr_t a) {
-    const Block* b = f->block;
-    if (within(a, b, sizeof(Block)) ||
-        within(a, b->fibers.get(), sizeof(Fiber) * static_cast<size_t>(b->threads)))
-      return true;
-    return within(a, b->grid->closure, b->grid->closure_bytes) ||
-           a == reinterpret_cast<uintptr_t>(&pkh_current);
-  }
+bool private_memory(const Fiber* f, uintptr_t a) {
+  const Block* b = f->block;
+  if (within(a, b, sizeof(Block)) ||
+      within(a, b->fibers.get(), sizeof(Fiber) * static_cast<size_t>(b->threads)))
+    return true;
+  return within(a, b->grid->closure, b->grid->closure_bytes) ||
+         a == reinterpret_cast<uintptr_t>(&pkh_current);
+}
 
-  // Registers that a wgmma in flight will write, and the fence it needs after they were written by other
-  // means.
-  void accumulators(const Access& a, ThreadCheck& t) {
-    for (const Accumulator& r : t.accumulators) {
-      if (a.address + a.bytes <= r.low || a.address >= r.high) continue;
-      if (r.index >= t.wgmma_done) {
-        a.f->block->worker->check->report("missing_wait", a, "registers", 0,
-                                          "accumulators of a wgmma are used before wgmma_wait");
-      } else if (a.flags & kWrite) {
-        t.wgmma_ready = false;
-      }
-      return;
+// Registers that a wgmma in flight will write, and the fence it needs after they were written by other
+// means.
+void accumulators(const Access& a, ThreadCheck& t) {
+  for (const Accumulator& r : t.accumulators) {
+    if (a.address + a.bytes <= r.low || a.address >= r.high) continue;
+    if (r.index >= t.wgmma_done) {
+      a.f->block->worker->check->report("missing_wait", a, "registers", 0,
+                                        "accumulators of a wgmma are used before wgmma_wait");
+    } else if (a.flags & kWrite) {
+      t.wgmma_ready = false;
     }
+    return;
   }
+}
 
-  __attribute__((noinline)) void constant_or_wild(Check* c, const Access& a) {
-    if (in_image(a.address)) return;
-    for (auto& s : c->worker->all_stacks) {
-      if (within(a.address, s->low, s->bytes))
-        c->fatal("out_of_bounds", a, "", 0, "access to another thread's local variables");
-    }
-    char text[96];
-    snprintf(text, sizeof text, "%s of %u bytes at %#lx, which is in no tensor",
-             a.flags & kWrite ? "write" : "read", a.bytes, static_cast<unsigned long>(a.address));
-    c->fatal("out_of_bounds", a, "", 0, text);
+__attribute__((noinline)) void constant_or_wild(Check* c, const Access& a) {
+  if (in_image(a.address)) return;
+  for (auto& s : c->worker->all_stacks) {
+    if (within(a.address, s->low, s->bytes))
+      c->fatal("out_of_bounds", a, "", 0, "access to another thread's local variables");
   }
+  char text[96];
+  snprintf(text, sizeof text, "%s of %u bytes at %#lx, which is in no tensor",
+           a.flags & kWrite ? "write" : "read", a.bytes, static_cast<unsigned long>(a.address));
+  c->fatal("out_of_bounds", a, "", 0, text);
+}
 
-  inline void entry(const void* p, uint32_t bytes, bool write, const void* pc) {
-    Fiber* f = current();
-    if (f == nullptr) return;
-    Check* c = f->block->worker->check;
-    if (c == nullptr) return;
-    Access a{f, reinterpret_cast<uintptr_t>(p), bytes, static_cast<uint8_t>(write ? kWrite : 0), pc};
-    if (within(a.address, f->stack->low, f->stack->bytes)) {
-      ThreadCheck& t = check_of(f);
-      if (!t.accumulators.empty()) accumulators(a, t);
-      return;
-    }
-    if (private_memory(f, a.address)) return;
-    const bool smem = block_of(c->worker, p) != nullptr;
-    if (!smem && !within(a.address, c->area, c->area_bytes)) {
-      constant_or_wild(c, a);
-      return;
-    }
-    if (smem && write) a.flags |= kGeneric;
-    c->log(a, smem, write ? kLogStore : kLogLoad);
-    c->touch(a);
+inline void entry(const void* p, uint32_t bytes, bool write, const void* pc) {
+  Fiber* f = current();
+  if (f == nullptr) return;
+  Check* c = f->block->worker->check;
+  if (c == nullptr) return;
+  Access a{f, reinterpret_cast<uintptr_t>(p), bytes, static_cast<uint8_t>(write ? kWrite : 0), pc};
+  if (within(a.address, f->stack->low, f->stack->bytes)) {
+    ThreadCheck& t = check_of(f);
+    if (!t.accumulators.empty()) accumulators(a, t);
+    return;
   }
-
-  // An access of any size: one instruction if there is one of that width, else what a compiler would split it
-  // into.
-  void range(const void* p, size_t bytes, bool write, const void* pc) {
-    const size_t step = bytes <= 16 && (bytes & (bytes - 1)) == 0            ? bytes
-                        : (bytes | reinterpret_cast<uintptr_t>(p)) % 16 == 0 ? 16
-                        : (bytes | reinterpret_cast<uintptr_t>(p)) % 4 == 0  ? 4
-                                                                             : 1;
-    for (size_t i = 0; i < bytes; i += step)
-      entry(static_cast<const char*>(p) + i, static_cast<uint32_t>(step), write, pc);
+  if (private_memory(f, a.address)) return;
+  const bool smem = block_of(c->worker, p) != nullptr;
+  if (!smem && !within(a.address, c->area, c->area_bytes)) {
+    constant_or_wild(c, a);
+    return;
   }
+  if (smem && write) a.flags |= kGeneric;
+  c->log(a, smem, write ? kLogStore : kLogLoad);
+  c->touch(a);
+}
 
-  }  // namespace
-}  // namespace )
-}  // namespace pk
+// An access of any size: one instruction if there is one of that width, else what a compiler would split it
+// into.
+void range(const void* p, size_t bytes, bool write, const void* pc) {
+  const size_t step = bytes <= 16 && (bytes & (bytes - 1)) == 0            ? bytes
+                      : (bytes | reinterpret_cast<uintptr_t>(p)) % 16 == 0 ? 16
+                      : (bytes | reinterpret_cast<uintptr_t>(p)) % 4 == 0  ? 4
+                                                                           : 1;
+  for (size_t i = 0; i < bytes; i += step)
+    entry(static_cast<const char*>(p) + i, static_cast<uint32_t>(step), write, pc);
+}
+
+}  // namespace
+}  // namespace pk::host
 
 void pkh_access(const void* p, uint32_t bytes, int write) { pk::host::entry(p, bytes, write != 0, PKH_PC); }
 
