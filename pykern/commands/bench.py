@@ -57,7 +57,7 @@ def describe(case: dict[str, Any]) -> str:
     for k, v in case.items():
         if isinstance(v, Spec):
             parts.append(f"{k} {'x'.join(map(str, v.shape))} {v.dtype.replace('float', 'f').replace('bf', 'bf')}")
-        elif not isinstance(v, list):
+        elif not isinstance(v, (list, tuple)):
             parts.append(f"{k}={v}")
     return ", ".join(parts)
 

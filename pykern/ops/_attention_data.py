@@ -196,3 +196,19 @@ def draw(draw: Any) -> Case:
         scale=draw.one_of((0.0, 0.3)),
         return_lse=draw(st.booleans()),
     )
+
+
+def benches() -> tuple[Case, ...]:
+    """Decode over a paged cache (GQA 32/8, pages of 16), and prefill: full, causal, short, long, small heads."""
+    out = []
+    for b, t in ((64, 4096), (16, 8192), (128, 1024), (1, 8192)):
+        out.append(batch("bfloat16", [(1, t)] * b, d=128, kv_heads=8, group=4, page_size=16, causal=True))
+    for b, kv_heads, group, t, d, causal in (
+        (4, 32, 1, 4096, 128, True),
+        (4, 32, 1, 4096, 128, False),
+        (1, 8, 4, 16384, 128, True),
+        (1, 8, 4, 1024, 128, True),
+        (4, 32, 1, 4096, 64, True),
+    ):
+        out.append(batch("bfloat16", [(t, t)] * b, d=d, kv_heads=kv_heads, group=group, causal=causal))
+    return tuple(out)

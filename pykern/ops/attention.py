@@ -283,6 +283,19 @@ def _lse_shape(p: Problem) -> tuple[int, ...]:
     return (p.t, p.h) if p.return_lse else (0,)
 
 
+def torch_attention(q: Any, k: Any, v: Any, cu_q: Any = None, causal: bool = False, **rest: Any) -> Any:
+    """torch's attention with cuDNN, for sequences of one length with contiguous keys; it has no paged form."""
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if rest.get("page_table") is not None:
+        return NotImplemented
+    b = 1 if cu_q is None else cu_q.numel() - 1
+    x, y, z = (t.view(b, -1, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+        return F.scaled_dot_product_attention(x, y, z, is_causal=causal, enable_gqa=x.shape[1] != y.shape[1])
+
+
 op = Op(
     name="attention",
     source="ops/attention_generic.cuh",
@@ -351,6 +364,8 @@ op = Op(
         ("tanhf(s) * scale_of.outer", "s * scale_of.outer"),
         ("(first_row + my_row) % p.group", "0"),
     ),
+    peers={"cuDNN": torch_attention},
+    benches=data.benches(),
 )
 
 __all__ = ["ArgumentError", "op"]
