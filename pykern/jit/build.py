@@ -269,7 +269,7 @@ def host_runtime() -> ctypes.CDLL:
     first, more = _runtime_files(file.read_text())
     recipe = Recipe(
         "host_runtime", "runtime.cpp", first, sources.closure(file), flags.host_runtime(toolchain.cxx()), (),
-        flags.LINK_RUNTIME, False, kernel="host runtime", more=more,
+        [*flags.LINK_RUNTIME, *flags.sanitizers()], False, kernel="host runtime", more=more,
     )  # fmt: skip
     found = extension.obtain(recipe, lambda entry, _: ctypes.CDLL(str(entry.path), ctypes.RTLD_GLOBAL))
     return _singles.setdefault("host", found)

@@ -57,6 +57,11 @@ def extra() -> list[str]:
         raise ArgumentError("PYKERN_HOST_FLAGS", repr(text), f"compiler flags, as in a shell ({error})") from None
 
 
+def sanitizers() -> list[str]:
+    """Those of :func:`extra` that the host runtime gets too: AddressSanitizer must be told of its fibers."""
+    return [flag for flag in extra() if flag.startswith("-fsanitize=") and "thread" not in flag]
+
+
 def host(compiler: Cxx, check: bool = False) -> list[str]:
     """Flags of a host variant; ``check`` adds the instrumentation whose hooks the host runtime defines."""
     gcc = compiler.kind == "gcc"
@@ -82,7 +87,7 @@ def host(compiler: Cxx, check: bool = False) -> list[str]:
 
 def host_runtime(compiler: Cxx) -> list[str]:
     """Flags of the host runtime, whose exported symbols stay visible."""
-    flags = ["-O2", "-g1", "-std=c++17", *march(), "-Wno-unknown-pragmas", "-pthread"]
+    flags = ["-O2", "-g1", "-std=c++17", *march(), "-Wno-unknown-pragmas", "-pthread", *sanitizers()]
     return flags + (["-fno-gnu-unique", "-Wno-psabi"] if compiler.kind == "gcc" else [])
 
 
