@@ -206,9 +206,8 @@ struct QuantBlocks {
         const uint32_t word = r.words[h] >> (at % 32 >= 16 ? 4 : 0);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float code =
-              __uint_as_float(lop3<detail::kAndOr>(word >> (8 * i), 0xfu, 0x4b000000u)) - (kMin ? 8388608.f : 8388616.f);
-          w[4 * h + i] = weight(code, d, m);
+          const float biased = __uint_as_float(lop3<detail::kAndOr>(word >> (8 * i), 0xfu, 0x4b000000u));
+          w[4 * h + i] = weight(biased - (kMin ? 8388608.f : 8388616.f), d, m);
         }
       }
     }

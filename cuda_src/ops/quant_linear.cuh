@@ -30,43 +30,49 @@ PK_DEVICE void pack_eight(const Vec<float, 8>& w, uint32_t (&out)[4]) {
   for (int i = 0; i < 4; ++i) out[i] = pack2<T>(w[2 * i], w[2 * i + 1]);
 }
 
+// How the weights of a slice become operands. kQuantExact: 4-bit codes whose scales are of x's type and whose
+// zeros, if any, are bytes: then x's own 16-bit arithmetic rounds once, as float32 and one conversion do, at half
+// the instructions. kQuantExactSlice: the same with one scale for a row's slice (group a multiple of 128).
+enum QuantMode : int { kQuantAny = 0, kQuantExact = 1, kQuantExactSlice = 2 };
+
 // The codes of one row and slice that a lane needs: step u is weights 32 u + 8 t .. + 7.
-template <class L, bool kNibbles = L::kNibbles>
+template <class L, int kMode, bool kNibbles = L::kNibbles>
 struct QuantSlice {
   typename L::Raw raw[4];
   PK_DEVICE void load(const QuantPlanes& q, int64_t row, int k0, int t) {
 #pragma unroll
     for (int u = 0; u < 4; ++u) {
       const int at = k0 + 32 * u + 8 * t;
-      raw[u] = L::load(q, row, at < q.k ? at : 0);  // past the end: any, step() gives zeros
+      raw[u] = L::load(q, row, at < q.k ? at : 0);  // past the end: any, the caller drops them
     }
   }
   PK_DEVICE void arrange(int) {}
   template <class T>
-  PK_DEVICE void step(const QuantPlanes& q, int u, int at, bool, uint32_t (&out)[4]) const {
+  PK_DEVICE void step(const QuantPlanes& q, int u, int at, uint32_t (&out)[4]) const {
     pack_eight<T>(L::decode(q, raw[u], at), out);
   }
 };
 
 // 4-bit codes: one 16-byte load of a lane covers 32 weights, so that the four lanes of a row read 64 bytes in a
 // row. packed4 has them in the order that the steps want; int4's are exchanged among the four lanes.
-template <class L>
-struct QuantSlice<L, true> {
+template <class L, int kMode>
+struct QuantSlice<L, kMode, true> {
+  static constexpr int kScales = kMode == kQuantExactSlice ? 1 : 4;
   Vec<uint32_t, 4> words;
-  uint32_t scale[4], offset[4];
+  uint32_t scale[kScales], offset[kScales];
   PK_DEVICE void load(const QuantPlanes& q, int64_t row, int k0, int t) {
     const uint8_t* p = q.codes + row * (q.k / 2);
     const int at = k0 + 32 * t;
     words = ld_stream(reinterpret_cast<const Vec<uint32_t, 4>*>(p + (at < q.k ? at : 0) / 2));
-    const bool one = q.group % kQuantSlice == 0;
 #pragma unroll
-    for (int u = 0; u < 4; ++u) {
-      const int here = k0 + 32 * u + 8 * t;
-      if (u == 0 || !one) {
-        load_group(q, row, here < q.k ? here : 0, scale[u], offset[u]);
+    for (int u = 0; u < kScales; ++u) {
+      const int here = kScales == 1 ? k0 : k0 + 32 * u + 8 * t, in = here < q.k ? here : 0;
+      if constexpr (kMode == kQuantAny) {
+        load_group(q, row, in, scale[u], offset[u]);
       } else {
-        scale[u] = scale[0];
-        offset[u] = offset[0];
+        const int64_t i = q.group_at(row, in);
+        scale[u] = ld(static_cast<const uint16_t*>(q.scales) + i);
+        offset[u] = q.offsets ? ld(static_cast<const uint8_t*>(q.offsets) + i) : 8u;
       }
     }
   }
@@ -77,40 +83,34 @@ struct QuantSlice<L, true> {
       for (int i = 0; i < 4; i += 2) {
         const uint32_t give = t & 1 ? words[i] : words[i + 1];
         const uint32_t got = __shfl_xor_sync(0xffffffffu, give, 1);
-        if (t & 1)
-          words[i] = got;
-        else
-          words[i + 1] = got;
+        words[i] = t & 1 ? got : words[i];
+        words[i + 1] = t & 1 ? words[i + 1] : got;
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const uint32_t give = t & 2 ? words[i] : words[i + 2];
         const uint32_t got = __shfl_xor_sync(0xffffffffu, give, 2);
-        if (t & 2)
-          words[i] = got;
-        else
-          words[i + 2] = got;
+        words[i] = t & 2 ? got : words[i];
+        words[i + 2] = t & 2 ? words[i + 2] : got;
       }
     }
   }
-  // exact: zeros are whole numbers up to 128 and scales of type T, so that T's own arithmetic rounds once, as
-  // float32 and one conversion do.
   template <class T>
-  PK_DEVICE void step(const QuantPlanes& q, int u, int, bool exact, uint32_t (&out)[4]) const {
-    if (exact) {
+  PK_DEVICE void step(const QuantPlanes& q, int u, int, uint32_t (&out)[4]) const {
+    const int g = kScales == 1 ? 0 : u;
+    if constexpr (kMode == kQuantAny) {
+      typename L::Raw raw;
+      raw.words[0] = words[u];
+      raw.scale = scale[g];
+      raw.offset = offset[g];
+      pack_eight<T>(L::decode(q, raw, 0), out);
+    } else {
       uint32_t pairs[4];
-      if (q.offsets) {
-        unpack_u4_pairs<T, 0>(words[u], pairs);
-        const float zero = -static_cast<float>(offset[u]);
-        const uint32_t minus = pack2<T>(zero, zero);
+      unpack_u4_pairs<T, 0>(words[u], pairs);
+      const float zero = -static_cast<float>(offset[g]);
+      const uint32_t minus = pack2<T>(zero, zero), two_scales = scale[g] | scale[g] << 16;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) pairs[i] = add2<T>(pairs[i], minus);
-      } else {
-        unpack_u4_pairs<T, 8>(words[u], pairs);
-      }
-      const uint32_t two_scales = scale[u] | scale[u] << 16;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = mul2<T>(pairs[i], two_scales);
+      for (int i = 0; i < 4; ++i) pairs[i] = mul2<T>(add2<T>(pairs[i], minus), two_scales);
       if constexpr (L::kPacked) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) out[i] = pairs[i];
@@ -120,12 +120,6 @@ struct QuantSlice<L, true> {
         out[2] = prmt(pairs[0], pairs[1], 0x7632u);
         out[3] = prmt(pairs[2], pairs[3], 0x7632u);
       }
-    } else {
-      typename L::Raw raw;
-      raw.words[0] = words[u];
-      raw.scale = scale[u];
-      raw.offset = offset[u];
-      pack_eight<T>(L::decode(q, raw, 0), out);
     }
   }
 };
@@ -165,17 +159,16 @@ PK_DEVICE void quant_step(const T* x, int64_t x_stride, int m, int k, int at, in
   }
 }
 
-template <class L, class T>
+// One warp's share of the sum. kAhead: slices whose codes are in flight, of 32 bytes a lane with 4-bit codes and 64
+// with 8-bit ones.
+template <int kMode, int kAhead, class L, class T>
 PK_DEVICE void quant_sum_fast(const QuantPlanes& q, const T* x, int64_t x_stride, int m, int n0, int n,
                               float (&acc)[2][4]) {
-  constexpr int kAhead = L::kNibbles ? 3 : 1;  // 64 bytes a lane and slice of 8-bit codes, 32 of 4-bit ones
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int tag = detail::same<T, half>::value ? kQuantF16 : kQuantBf16;
-  const bool exact = q.scale_type() == tag && !q.minima() && (!q.offsets || q.offset_type() == kQuantU8);
   // Rows past the end: some row's weights, whose results are dropped.
   const int64_t row[2] = {min(n0 + g, n - 1), min(n0 + g + 8, n - 1)};
   constexpr int kStride = kQuantWarps * kQuantSlice;
-  QuantSlice<L> slices[kAhead][2];
+  QuantSlice<L, kMode> slices[kAhead][2];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i)
 #pragma unroll
@@ -195,7 +188,7 @@ PK_DEVICE void quant_sum_fast(const QuantPlanes& q, const T* x, int64_t x_stride
         uint32_t wr[2][4];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          slices[i][h].template step<T>(q, u, at, exact, wr[h]);
+          slices[i][h].template step<T>(q, u, at, wr[h]);
 #pragma unroll
           for (int c = 0; c < 4; ++c) wr[h][c] = at < q.k ? wr[h][c] : 0;
         }
@@ -218,14 +211,19 @@ PK_DEVICE void quant_sum_slow(const QuantPlanes& q, const T* x, int64_t x_stride
 #pragma unroll 1
     for (int u = 0; u < 4; ++u) {
       const int at = k0 + 32 * u + 8 * t;
-      uint32_t wr[2][4];
+      uint32_t wr[2][4] = {};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int row = n0 + g + 8 * h;
-        Vec<float, 8> w;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) w[i] = row < n && at + i < q.k ? L::one(q, row, at + i) : 0.f;
-        pack_eight<T>(w, wr[h]);
+        // One place that decodes, not eight: the weights are shifted into the fragment from the top.
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) {
+          const float w = row < n && at + i < q.k ? L::one(q, row, at + i) : 0.f;
+          wr[h][0] = wr[h][0] >> 16 | wr[h][1] << 16;
+          wr[h][1] = wr[h][1] >> 16 | wr[h][2] << 16;
+          wr[h][2] = wr[h][2] >> 16 | wr[h][3] << 16;
+          wr[h][3] = wr[h][3] >> 16 | pack2<T>(w, 0.f) << 16;
+        }
       }
       quant_step<false>(x, x_stride, m, q.k, at, g, wr, acc);
     }
@@ -244,10 +242,24 @@ __global__ void __launch_bounds__(kQuantWarps * 32, 2)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int n0 = static_cast<int>(blockIdx.x) * 16;
   float acc[2][4] = {};
-  if (q.fast() && x_aligned)
-    quant_sum_fast<L>(q, x, x_stride, m, n0, n, acc);
-  else
-    quant_sum_slow<L>(q, x, x_stride, m, n0, n, acc);
+  const bool fast = q.fast() && x_aligned;
+  bool done = false;
+  if constexpr (L::kNibbles) {
+    constexpr int kType = detail::same<T, half>::value ? kQuantF16 : kQuantBf16;
+    if (fast && q.scale_type() == kType && !q.minima() && (!q.offsets || q.offset_type() == kQuantU8)) {
+      if (q.group % kQuantSlice == 0)
+        quant_sum_fast<kQuantExactSlice, 3, L>(q, x, x_stride, m, n0, n, acc);
+      else
+        quant_sum_fast<kQuantExact, 1, L>(q, x, x_stride, m, n0, n, acc);
+      done = true;
+    }
+  }
+  if (!done) {
+    if (fast)
+      quant_sum_fast<kQuantAny, 1, L>(q, x, x_stride, m, n0, n, acc);
+    else
+      quant_sum_slow<L>(q, x, x_stride, m, n0, n, acc);
+  }
   grid_launch_dependents();
 #pragma unroll
   for (int j = 0; j < 2; ++j)
@@ -305,21 +317,18 @@ __global__ void __launch_bounds__(kQuantF32Warps * 32)
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
       const int r = piece_row + p * kRowStep;
-      Vec<float, 8> w;
-      if (fast && at < k) {
-        w = L::decode(q, raw[p], at);
-      } else {
+      float* to = &s.w[buf][r][piece_k];
+      if (fast) {
+        Vec<float, 8> w;
 #pragma unroll
         for (int i = 0; i < 8; ++i) w[i] = 0.f;
-        if (!fast && n0 + r < n) {
+        if (at < k) w = L::decode(q, raw[p], at);
 #pragma unroll
-          for (int i = 0; i < 8; ++i)
-            if (at + i < k) w[i] = L::one(q, n0 + r, at + i);
-        }
+        for (int i = 0; i < 8; i += 4) st_vec<float, 4>(to + i, Vec<float, 4>{{w[i], w[i + 1], w[i + 2], w[i + 3]}});
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) st(to + i, n0 + r < n && at + i < k ? L::one(q, n0 + r, at + i) : 0.f);
       }
-#pragma unroll
-      for (int i = 0; i < 8; i += 4)
-        st_vec<float, 4>(&s.w[buf][r][piece_k + i], Vec<float, 4>{{w[i], w[i + 1], w[i + 2], w[i + 3]}});
     }
   };
   auto load_x = [&](int k0, int buf) {

@@ -183,11 +183,10 @@ op = Op(
         ArgumentError: an argument that is not as above.
     """,
     mutants=(
-        ("unpack_u4_pairs<T, 8>(words[u], pairs);", "unpack_u4_pairs<T, 0>(words[u], pairs);"),
+        ("q.offsets ? ld(static_cast<const uint8_t*>(q.offsets) + i) : 8u", "8u"),
         ("const uint32_t give = t & 2 ? words[i] : words[i + 2];", "const uint32_t give = words[i + 2];"),
         ("out[1] = prmt(pairs[2], pairs[3], 0x5410u);", "out[1] = prmt(pairs[2], pairs[3], 0x7632u);"),
-        ("load_group(q, row, here < q.k ? here : 0, scale[u], offset[u]);",
-         "load_group(q, row, 0, scale[u], offset[u]);"),
+        ("const int g = kScales == 1 ? 0 : u;", "const int g = 0;"),
         ("at + i < q.k ? L::one(q, row, at + i) : 0.f", "at + i < q.k - 1 ? L::one(q, row, at + i) : 0.f"),
         ("s.x[buf][warp * 2 + 1][kk]", "s.x[buf][warp * 2][kk]"),
     ),
