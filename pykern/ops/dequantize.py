@@ -76,6 +76,10 @@ def bench(name: str, n: int, k: int, group: int, scales: str = "bfloat16") -> Ca
     return {"planes": planes, "layout": name, "group": group, "dtype": "bfloat16"}
 
 
+def check(p: Problem) -> None:
+    packed(p)
+
+
 def shape(p: Problem) -> tuple[int, int]:
     q = packed(p)
     return q.n, q.k
@@ -102,7 +106,7 @@ op = Op(
     cases=cases,
     draw=draw,
     make=make,
-    check=lambda p: packed(p) and None,
+    check=check,
     nbytes=nbytes,
     flops=lambda p: 3 * packed(p).n * packed(p).k,
     doc="""The weights of a packed matrix.

@@ -8,7 +8,7 @@ from typing import Any
 from pykern.errors import ArgumentError
 from pykern.op import Case, Draw, Op, Spec, Tolerance
 from pykern.ops._quant import LAYOUTS, LIMIT, TYPES
-from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, ceil_div, template
+from pykern.plan import I32, I64, Arg, In, Launch, OutPtr, Plan, Target, ceil_div, template
 from pykern.schema import FLOATS, Out, Problem, Scalar, Tensor
 
 SOURCE = "ops/quantize.cuh"
@@ -40,6 +40,7 @@ def plan(p: Problem, target: Target) -> Plan:
     size, per_row = groups(p)
     stride = w.strides[0] if p.n > 1 else p.k
     count = p.n * per_row
+    args: tuple[Arg, ...]
     if kind.block:
         kernel = template("pk::quantize_blocks", BLOCKS[p.layout])
         args = (In("w"), OutPtr("codes"), I64(count), I32(per_row), I64(stride), I32(TYPES[w.dtype]))
