@@ -60,6 +60,9 @@ def check(p: Problem) -> None:
         raise ArgumentError("w.shape[1]", p.k, f"a multiple of {kind.multiple} ({p.layout})")
     if kind.block and p.group not in (0, 32):
         raise ArgumentError("group", p.group, f"0 or 32: blocks of {p.layout} hold 32 weights")
+    codes = p.outs.get("codes")
+    if kind.block and codes is not None and codes.align < 2:
+        raise ArgumentError("codes.data_ptr()", "an odd address", "a multiple of 2: blocks begin with 16-bit numbers")
     if not 0 <= p.group < LIMIT:
         raise ArgumentError("group", p.group, "0 (a whole row) or the number of neighbours that share a scale")
     if not kind.block and kind.bits == 4 and p.group % 2:
