@@ -87,6 +87,8 @@ def ptx_widths(ptx: str, own: Iterable[str]) -> Lines:
     return lines
 
 
+_STATED = re.compile(r"^\s*([0-9a-f]+):.*\bcall.*<pkh_access\b")
+_THIRD = re.compile(r"(?:mov\s+\$0x([0-9a-f]+)|xor\s+%edx),%edx")
 _CALL = re.compile(r"^\s*([0-9a-f]+):.*\bcall.*<__tsan_(unaligned_)?(read|write)(\d+|_range)\b")
 _FROM_STACK = re.compile(r"\blea\s+-?(?:0x[0-9a-f]+)?\(%rsp[,)].*,%(r\w+)$|\bmov\s+%rsp,%(r\w+)$")
 _COPY = re.compile(r"\b(?:mov|lea)\s+(?:-?0x[0-9a-f]+\()?%(r\w+)\)?,%(r\w+)$")
@@ -97,15 +99,18 @@ _RUNTIME = ("host/thread.h", "host/builtins.h", "host/collectives.h", "host/hopp
 
 
 def host_widths(library: Path, own: Iterable[str]) -> Lines:
-    """The same of an instrumented host build: what it hands to __tsan_*, except for the stack."""
+    """The same of an instrumented host build: what it hands to __tsan_* (except for the stack) and to pkh_access."""
     listing = run_compiler(["objdump", "-d", "--no-show-raw-insn", str(library)])
     calls: list[tuple[str, str, int]] = []
     stack_registers: set[str] = (
         set()
     )  # registers that hold an address in the stack frame, followed in a straight line
-    range_bytes = 16
+    range_bytes, third = 16, 0
     for text in listing.splitlines():
-        call = _CALL.match(text)
+        call, stated = _CALL.match(text), _STATED.match(text)
+        if stated:  # pk::ld and pk::st say themselves what they access
+            calls.append((stated[1], "write" if third else "read", range_bytes))
+            continue
         if call:
             if "rdi" not in stack_registers:
                 calls.append((call[1], call[3], range_bytes if call[4] == "_range" else int(call[4])))
@@ -123,6 +128,8 @@ def host_widths(library: Path, own: Iterable[str]) -> Lines:
             stack_registers.discard(write[1])
         if size:
             range_bytes = int(size[1], 16)
+        if third_is := _THIRD.search(text):
+            third = int(third_is[1] or "0", 16)
     lines: Lines = defaultdict(Widths)
     if not calls:
         return lines
