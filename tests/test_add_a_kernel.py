@@ -31,6 +31,18 @@ COMMANDS = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_registry() -> Iterator[None]:
+    """What these tests register is forgotten: other tests go through every op."""
+    from pykern import op
+
+    before = dict(op._registry), dict(op._files)
+    yield
+    for table, old in zip((op._registry, op._files), before, strict=True):
+        table.clear()
+        table.update(old)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The reader's folder with the three files; the working directory and on the import path, as pytest makes it."""
@@ -143,6 +155,35 @@ def test_three_files_and_no_edit_make_it_an_op_of_the_package(tmp_path: Path) ->
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+WRONG = {
+    "forgets that out= may lie anywhere": (" and (out is None or out.align >= 16)", "", "writes_every_output"),
+    "forgets that rows may be padded": ("I64(stride)", "I64(p.n)", "agrees_with_reference"),
+    "plans a kernel that cases does not reach": ("for dtype in FLOATS:", "for dtype in FLOATS[:2]:", "plans_are_few"),
+    "allows any error": ("Tolerance(1.3e-7,", "Tolerance(float('inf'),", "discriminates"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_op_breaks_its_law(what: str, folder: Path, tmp_path: Path) -> None:
+    """Mistakes one makes in the Python file, each with the law that tells."""
+    from pykern import op
+    from pykern.errors import CheckError
+    from pykern.testing.laws import Where, check_law
+
+    old, new, law = WRONG[what]
+    text = FILES["unit_rows.py"]
+    assert text.count(old) == 1
+    name = f"unit_rows_wrong_{law}"
+    (tmp_path / "unit_rows.cuh").write_text(FILES["unit_rows.cuh"])
+    (tmp_path / "wrong.py").write_text(
+        text.replace(old, new).replace('name="unit_rows"', f'name="{name}"')
+        .replace('with_suffix(".cuh")', 'with_name("unit_rows.cuh")')
+    )  # fmt: skip
+    wrong = op.get(str(tmp_path / "wrong.py"))
+    with pytest.raises((AssertionError, CheckError)):
+        check_law(wrong, law, Where("host", "90a"), 200)
 
 
 @pytest.mark.parametrize(

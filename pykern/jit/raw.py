@@ -31,7 +31,6 @@ Dim = int | Sequence[int]
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 _MAX_CLUSTER = (16, 16, 16)
-_MAX_CLUSTER = (16, 16, 16)
 MAX_THREADS = 1024
 PRELUDE = "core/target.cuh"
 
