@@ -19,9 +19,10 @@ enum QuantType : int { kQuantF32 = 0, kQuantF16 = 1, kQuantBf16 = 2, kQuantU8 = 
 struct QuantPlanes {
   const uint8_t* codes;  // or blocks
   const void* scales;  // [n, groups]
-  const void* offsets;  // [n, groups] zeros or minima; null: zero 8
+  const void* offsets;  // [n, groups] zeros or minima; without: zero 8
   int k, group, groups;
-  int tags;  // scale type, offset type << 2, minima << 4, fast << 5, 1 + log2(group) << 6 (0: no power of two)
+  int tags;  // scale type, offset type << 2, minima << 4, fast << 5, 1 + log2(group) << 6 (0: no power of two),
+             // has offsets << 11
 
   PK_DEVICE int scale_type() const { return tags & 3; }
   PK_DEVICE int offset_type() const { return tags >> 2 & 3; }
@@ -29,6 +30,16 @@ struct QuantPlanes {
   // Whether 8 weights at a multiple of 8 are whole, aligned, and of one group.
   PK_DEVICE bool fast() const { return tags >> 5 & 1; }
   PK_DEVICE int shift() const { return (tags >> 6 & 31) - 1; }
+  PK_DEVICE bool has_offsets() const { return tags >> 11 & 1; }
+  // The same, its tags unknown to the compiler: else it makes a copy of a loop for each combination of them, and takes
+  // minutes.
+  PK_DEVICE QuantPlanes opaque() const {
+    QuantPlanes q = *this;
+    uint32_t bits = static_cast<uint32_t>(tags);
+    forget(bits);
+    q.tags = static_cast<int>(bits);
+    return q;
+  }
   PK_DEVICE int64_t group_at(int64_t row, int at) const {
     return row * groups + (shift() >= 0 ? at >> shift() : at / group);
   }
@@ -55,14 +66,14 @@ struct QuantRaw {
 PK_DEVICE void load_group(const QuantPlanes& q, int64_t row, int at, uint32_t& scale, uint32_t& offset) {
   const int64_t i = q.group_at(row, at);
   scale = quant_raw(q.scales, i, q.scale_type());
-  offset = q.offsets ? quant_raw(q.offsets, i, q.offset_type()) : 0;
+  offset = q.has_offsets() ? quant_raw(q.offsets, i, q.offset_type()) : 0;
 }
 
 // (q - zero) * scale + add, where zero or add is what the layout does not have.
 struct Affine {
   float zero, scale, add;
   PK_DEVICE Affine(const QuantPlanes& q, uint32_t raw_scale, uint32_t raw_offset) {
-    const float offset = q.offsets ? quant_value(raw_offset, q.offset_type()) : 8.f;
+    const float offset = q.has_offsets() ? quant_value(raw_offset, q.offset_type()) : 8.f;
     zero = q.minima() ? 0.f : offset;
     add = q.minima() ? offset : -0.f;  // adding -0 changes no value
     scale = quant_value(raw_scale, q.scale_type());

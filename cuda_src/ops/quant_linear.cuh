@@ -23,16 +23,16 @@ struct QuantLinearSmem {
   float part[kQuantWarps][kQuantTokens][kQuantPitch];
 };
 
-// Four pairs of neighbours as mma operands, each weight rounded once to T.
+// Four pairs of neighbours as mma operands, each weight rounded once to T; zeros where they are past the end of k.
 template <class T>
-PK_DEVICE void pack_eight(const Vec<float, 8>& w, uint32_t (&out)[4]) {
+PK_DEVICE void pack_eight(const Vec<float, 8>& w, bool in, uint32_t (&out)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) out[i] = pack2<T>(w[2 * i], w[2 * i + 1]);
+  for (int i = 0; i < 4; ++i) out[i] = in ? pack2<T>(w[2 * i], w[2 * i + 1]) : 0;
 }
 
 // How the weights of a slice become operands. kQuantExact: 4-bit codes whose scales are of x's type and whose
-// zeros, if any, are bytes: then x's own 16-bit arithmetic rounds once, as float32 and one conversion do, at half
-// the instructions. kQuantExactSlice: the same with one scale for a row's slice (group a multiple of 128).
+// zeros, if any, are bytes (and groups a power of two): then x's own 16-bit arithmetic rounds once, as float32 and one
+// conversion do, at half the instructions. kQuantExactSlice: one scale for a row's slice (groups of a multiple of 128).
 enum QuantMode : int { kQuantAny = 0, kQuantExact = 1, kQuantExactSlice = 2 };
 
 // The codes of one row and slice that a lane needs: step u is weights 32 u + 8 t .. + 7.
@@ -43,13 +43,13 @@ struct QuantSlice {
 #pragma unroll
     for (int u = 0; u < 4; ++u) {
       const int at = k0 + 32 * u + 8 * t;
-      raw[u] = L::load(q, row, at < q.k ? at : 0);  // past the end: any, the caller drops them
+      raw[u] = L::load(q, row, at < q.k ? at : 0);  // past the end: any, step drops them
     }
   }
   PK_DEVICE void arrange(int) {}
   template <class T>
-  PK_DEVICE void step(const QuantPlanes& q, int u, int at, uint32_t (&out)[4]) const {
-    pack_eight<T>(L::decode(q, raw[u], at), out);
+  PK_DEVICE void step(const QuantPlanes& q, int64_t, int u, int at, uint32_t (&out)[4]) const {
+    pack_eight<T>(L::decode(q, raw[u], at), at < q.k, out);
   }
 };
 
@@ -67,48 +67,45 @@ struct QuantSlice<L, kMode, true> {
 #pragma unroll
     for (int u = 0; u < kScales; ++u) {
       const int here = kScales == 1 ? k0 : k0 + 32 * u + 8 * t, in = here < q.k ? here : 0;
-      if constexpr (kMode == kQuantAny) {
-        load_group(q, row, in, scale[u], offset[u]);
-      } else {
-        const int64_t i = q.group_at(row, in);
+      if constexpr (kMode != kQuantAny) {
+        const int64_t i = row * q.groups + (kMode == kQuantExact ? in >> q.shift() : in / q.group);
         scale[u] = ld(static_cast<const uint16_t*>(q.scales) + i);
-        offset[u] = q.offsets ? ld(static_cast<const uint8_t*>(q.offsets) + i) : 8u;
+        offset[u] = q.has_offsets() ? ld(static_cast<const uint8_t*>(q.offsets) + i) : 8u;
       }
     }
+  }
+  // With lane t ^ kLane: a lane with that bit of t set gives word a for the other's b. By masks, as selects of words
+  // take nvcc minutes to simplify.
+  template <int kLane>
+  PK_DEVICE void swap_with(int t, int a, int b) {
+    const uint32_t mask = t & kLane ? 0xffffffffu : 0u, x = words[a], y = words[b];
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, y ^ ((x ^ y) & mask), kLane);
+    words[a] = x ^ ((x ^ got) & mask);
+    words[b] = got ^ ((got ^ y) & mask);
   }
   // A 4 x 4 transpose of words over the lanes of a row: lane t had words 4 t .., and gets word t of each lane.
   PK_DEVICE void arrange(int t) {
     if constexpr (!L::kPacked) {
-#pragma unroll
-      for (int i = 0; i < 4; i += 2) {
-        const uint32_t give = t & 1 ? words[i] : words[i + 1];
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, give, 1);
-        words[i] = t & 1 ? got : words[i];
-        words[i + 1] = t & 1 ? words[i + 1] : got;
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t give = t & 2 ? words[i] : words[i + 2];
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, give, 2);
-        words[i] = t & 2 ? got : words[i];
-        words[i + 2] = t & 2 ? words[i + 2] : got;
-      }
+      swap_with<1>(t, 0, 1);
+      swap_with<1>(t, 2, 3);
+      swap_with<2>(t, 0, 2);
+      swap_with<2>(t, 1, 3);
     }
   }
   template <class T>
-  PK_DEVICE void step(const QuantPlanes& q, int u, int, uint32_t (&out)[4]) const {
+  PK_DEVICE void step(const QuantPlanes& q, int64_t row, int u, int at, uint32_t (&out)[4]) const {
     const int g = kScales == 1 ? 0 : u;
     if constexpr (kMode == kQuantAny) {
       typename L::Raw raw;
-      raw.words[0] = words[u];
-      raw.scale = scale[g];
-      raw.offset = offset[g];
-      pack_eight<T>(L::decode(q, raw, 0), out);
+      raw.words[0] = u == 0 ? words[0] : u == 1 ? words[1] : u == 2 ? words[2] : words[3];  // u is no constant here
+      load_group(q, row, at < q.k ? at : 0, raw.scale, raw.offset);
+      pack_eight<T>(L::decode(q, raw, 0), at < q.k, out);
     } else {
       uint32_t pairs[4];
       unpack_u4_pairs<T, 0>(words[u], pairs);
       const float zero = -static_cast<float>(offset[g]);
-      const uint32_t minus = pack2<T>(zero, zero), two_scales = scale[g] | scale[g] << 16;
+      // Past the end of k: codes of elsewhere, which are finite, times 0.
+      const uint32_t minus = pack2<T>(zero, zero), two_scales = at < q.k ? scale[g] | scale[g] << 16 : 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) pairs[i] = mul2<T>(add2<T>(pairs[i], minus), two_scales);
       if constexpr (L::kPacked) {
@@ -148,7 +145,9 @@ PK_DEVICE void quant_step(const T* x, int64_t x_stride, int m, int k, int at, in
                           float (&acc)[2][4]) {
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    if (j == 1 && m <= 8) break;
+    uint32_t tokens = static_cast<uint32_t>(m);
+    forget(tokens);  // as opaque()
+    if (j == 1 && tokens <= 8) break;
     uint32_t xr[4];
     load_tokens<kFast>(x + (j * 8 + g) * x_stride, at, k, j * 8 + g < m, xr);
 #pragma unroll
@@ -162,12 +161,14 @@ PK_DEVICE void quant_step(const T* x, int64_t x_stride, int m, int k, int at, in
 // One warp's share of the sum. kAhead: slices whose codes are in flight, of 32 bytes a lane with 4-bit codes and 64
 // with 8-bit ones.
 template <int kMode, int kAhead, class L, class T>
-PK_DEVICE void quant_sum_fast(const QuantPlanes& q, const T* x, int64_t x_stride, int m, int n0, int n,
+PK_DEVICE void quant_sum_fast(QuantPlanes q, const T* x, int64_t x_stride, int m, int n0, int n,
                               float (&acc)[2][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   // Rows past the end: some row's weights, whose results are dropped.
   const int64_t row[2] = {min(n0 + g, n - 1), min(n0 + g + 8, n - 1)};
   constexpr int kStride = kQuantWarps * kQuantSlice;
+  // Scales of any type take branches: unrolled, they would make minutes of compilation.
+  constexpr int kSteps = L::kNibbles && kMode == kQuantAny ? 1 : 4;
   QuantSlice<L, kMode> slices[kAhead][2];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i)
@@ -179,19 +180,16 @@ PK_DEVICE void quant_sum_fast(const QuantPlanes& q, const T* x, int64_t x_stride
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int k0 = base + i * kStride;
+      q = q.opaque();
       if (k0 >= q.k) break;
 #pragma unroll
       for (int h = 0; h < 2; ++h) slices[i][h].arrange(t);
-#pragma unroll
+#pragma unroll kSteps
       for (int u = 0; u < 4; ++u) {
         const int at = k0 + 32 * u + 8 * t;
         uint32_t wr[2][4];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          slices[i][h].template step<T>(q, u, at, wr[h]);
-#pragma unroll
-          for (int c = 0; c < 4; ++c) wr[h][c] = at < q.k ? wr[h][c] : 0;
-        }
+        for (int h = 0; h < 2; ++h) slices[i][h].template step<T>(q, row[h], u, at, wr[h]);
         quant_step<true>(x, x_stride, m, q.k, at, g, wr, acc);
       }
 #pragma unroll
@@ -202,7 +200,7 @@ PK_DEVICE void quant_sum_fast(const QuantPlanes& q, const T* x, int64_t x_stride
 
 // Any alignment, k and group: weight by weight.
 template <class L, class T>
-PK_DEVICE void quant_sum_slow(const QuantPlanes& q, const T* x, int64_t x_stride, int m, int n0, int n,
+PK_DEVICE void quant_sum_slow(QuantPlanes q, const T* x, int64_t x_stride, int m, int n0, int n,
                               float (&acc)[2][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   grid_wait();
@@ -218,6 +216,7 @@ PK_DEVICE void quant_sum_slow(const QuantPlanes& q, const T* x, int64_t x_stride
         // One place that decodes, not eight: the weights are shifted into the fragment from the top.
 #pragma unroll 1
         for (int i = 0; i < 8; ++i) {
+          q = q.opaque();
           const float w = row < n && at + i < q.k ? L::one(q, row, at + i) : 0.f;
           wr[h][0] = wr[h][0] >> 16 | wr[h][1] << 16;
           wr[h][1] = wr[h][1] >> 16 | wr[h][2] << 16;
@@ -246,12 +245,12 @@ __global__ void __launch_bounds__(kQuantWarps * 32, 2)
   bool done = false;
   if constexpr (L::kNibbles) {
     constexpr int kType = detail::same<T, half>::value ? kQuantF16 : kQuantBf16;
-    if (fast && q.scale_type() == kType && !q.minima() && (!q.offsets || q.offset_type() == kQuantU8)) {
+    if (fast && q.scale_type() == kType && !q.minima() && (!q.has_offsets() || q.offset_type() == kQuantU8)) {
       if (q.group % kQuantSlice == 0)
         quant_sum_fast<kQuantExactSlice, 3, L>(q, x, x_stride, m, n0, n, acc);
-      else
+      else if (q.shift() >= 0)
         quant_sum_fast<kQuantExact, 1, L>(q, x, x_stride, m, n0, n, acc);
-      done = true;
+      done = q.group % kQuantSlice == 0 || q.shift() >= 0;
     }
   }
   if (!done) {

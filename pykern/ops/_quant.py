@@ -47,7 +47,7 @@ LAYOUTS = {
     "packed4_min.v1": Layout("QuantPacked4", ("codes", "scales", "mins"), multiple=128, needed=3),
 }
 TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "uint8": 3}  # QuantType in cuda_src/ops/quant_formats.cuh
-FAST, MINIMA = 1 << 5, 1 << 4
+FAST, MINIMA, OFFSETS = 1 << 5, 1 << 4, 1 << 11
 LIMIT = 1 << 31
 
 
@@ -120,6 +120,7 @@ def check_planes(planes: Sequence[TensorInfo], name: str, group: int) -> Packed:
                 why = f"({n}, {groups}): ceil(k / group) = ceil({k} / {size}) groups a row"
                 raise ArgumentError(f"planes[{i}].shape", plane.shape, why)
             tags |= TYPES[plane.dtype] << 2 * (i - 1)
+        tags |= OFFSETS if len(planes) == 3 else 0
         # Nibbles are read 16 bytes at a time by quant_linear, bytes 8 at a time.
         fast = k % (32 if layout.bits == 4 else 8) == 0 and size % 8 == 0
         fast = fast and planes[0].align >= (16 if layout.bits == 4 else 8)

@@ -99,7 +99,8 @@ def case(dtype: str, m: int, n: int, k: int, layout: str, group: int = 128, scal
 
 
 def cases() -> Iterator[Case]:
-    for dtype in FLOATS:
+    for dtype in reversed(FLOATS):  # the first few are what planted errors are tried on: tensor cores
+        yield case(dtype, 3, 48, 256, "int4", 32)
         for layout in LAYOUTS:
             yield case(dtype, 3, 48, 256, layout)
             yield case(dtype, 18, 16, 128, layout)
@@ -183,7 +184,7 @@ op = Op(
         ArgumentError: an argument that is not as above.
     """,
     mutants=(
-        ("q.offsets ? ld(static_cast<const uint8_t*>(q.offsets) + i) : 8u", "8u"),
+        ("add2<T>(pairs[i], minus)", "pairs[i]"),
         ("const uint32_t give = t & 2 ? words[i] : words[i + 2];", "const uint32_t give = words[i + 2];"),
         ("out[1] = prmt(pairs[2], pairs[3], 0x5410u);", "out[1] = prmt(pairs[2], pairs[3], 0x7632u);"),
         ("const int g = kScales == 1 ? 0 : u;", "const int g = 0;"),

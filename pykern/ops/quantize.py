@@ -95,7 +95,7 @@ def reference(w: Any, layout: str, group: int = 0) -> tuple[Any, ...]:
     minimum = torch.where(finite, low, nan).to(w.dtype)
     base = minimum.float() if kind.minima else torch.zeros(())
     q = (pad - base[..., None] if kind.minima else pad) / scale.float()[..., None]
-    q = torch.where((scale > 0)[..., None], q, 0.0).reshape(n, -1)[:, :k]
+    q = torch.where((scale > 0)[..., None], q, 0.0).reshape(n, count * size)[:, :k]
     if layout == "fp8":
         codes = q.clamp(-448, 448).to(torch.float8_e4m3fn).double()
     elif layout == "int8":
@@ -111,6 +111,8 @@ def blocks_reference(x: Any, layout: str) -> Any:
     import torch
 
     n = x.shape[0]
+    if not x.numel():
+        return torch.zeros((n, x.shape[1] * LAYOUTS[layout].block), dtype=torch.uint8)
     numbers = []
     if layout == "q8_0":
         d = x.abs().amax(-1, keepdim=True) / 127
