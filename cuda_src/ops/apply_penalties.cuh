@@ -27,7 +27,8 @@ template <class T>
 __global__ void __launch_bounds__(kPenaltyThreads)
     apply_penalties(const T* __restrict__ x, const int32_t* __restrict__ counts, const bool* __restrict__ prompt,
                     const float* __restrict__ repetition, const float* __restrict__ frequency,
-                    const float* __restrict__ presence, T* __restrict__ y, int64_t rows, int64_t stride, int n, int fast) {
+                    const float* __restrict__ presence, T* __restrict__ y, int64_t rows, int64_t stride, int n,
+                    int fast) {
   const int per_row = (n + kChunk<T> - 1) / kChunk<T>;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kPenaltyThreads + threadIdx.x;
   grid_wait();

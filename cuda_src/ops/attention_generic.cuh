@@ -229,7 +229,8 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
     if (row_exists) {
       const int64_t at = out_row * max_splits + key0 / split - first_split;
 #pragma unroll
-      for (int i = 0; i < kLaneChunks; ++i) st_vec(&partial_acc[at * kDim + (sub + 4 * i) * 4], row_acc[i]);
+      for (int i = 0; i < kLaneChunks; ++i)  // by the streaming form: nvcc takes a plain store here apart, word by word
+        st_vec_stream(&partial_acc[at * kDim + (sub + 4 * i) * 4], row_acc[i]);
       if (sub == 0) {
         Vec<float, 2> ml;
         ml[0] = row_max;
