@@ -185,7 +185,7 @@ op = Op(
     """,
     mutants=(
         ("add2<T>(pairs[i], minus)", "pairs[i]"),
-        ("const uint32_t give = t & 2 ? words[i] : words[i + 2];", "const uint32_t give = words[i + 2];"),
+        ("swap_with<2>(t, 1, 3);", "swap_with<2>(t, 3, 1);"),
         ("out[1] = prmt(pairs[2], pairs[3], 0x5410u);", "out[1] = prmt(pairs[2], pairs[3], 0x7632u);"),
         ("const int g = kScales == 1 ? 0 : u;", "const int g = 0;"),
         ("at + i < q.k ? L::one(q, row, at + i) : 0.f", "at + i < q.k - 1 ? L::one(q, row, at + i) : 0.f"),
