@@ -367,7 +367,7 @@ class Runtime:
     def __init__(self) -> None:
         import torch
 
-        from pykern.jit import build
+        from pykern.jit import build, watch
 
         self.torch = torch
         self.cuda = torch.cuda.is_available()
@@ -384,6 +384,7 @@ class Runtime:
         self.targets: dict[int, Target] = {}
         self._words: dict[tuple[Any, ...], int] = {}
         self._bind()
+        watch.start(self.forget_plans, self._outside)
 
     def _bind(self) -> None:
         import ctypes
@@ -496,6 +497,10 @@ class Runtime:
 
             found = self.targets[index] = default_target(index)
         return found
+
+    def _outside(self) -> list[str]:
+        """Sources of ops that do not live in the package."""
+        return [slot.op.source for slot in list(self.slots) if slot.op.source.startswith("/")]
 
     def apply_host(self, options: HostOptions) -> None:
         word = (options.arch, options.check, options.trace, options.sms)

@@ -25,7 +25,8 @@ struct ArgmaxSmem {
   uint64_t scratch[kArgmaxThreads / kWarp];
 };
 PK_DEVICE uint64_t argmax_block(uint64_t word, ArgmaxSmem& smem) {
-  return block_reduce<kArgmaxThreads>(word, smem.scratch, uint64_t(0), [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+  auto larger = [](uint64_t a, uint64_t b) { return a > b ? a : b; };
+  return block_reduce<kArgmaxThreads>(word, smem.scratch, uint64_t(0), larger);
 }
 
 // The best word of chunks piece, piece + pieces, ... of a row, for this thread.

@@ -97,7 +97,8 @@ struct DecodeWalk {
     if (threadIdx.x % 32 == 0) {
       const int first_slot = (slot_tokens > 0 ? s * slot_tokens : seq.q_begin) + first_token;
       items[index % count_items] =
-          DecodeItem{seq, first_token, slice, rows, first_slot, nth, splits.count, begin, end, steps, last.lo, first.hi, 0};
+          DecodeItem{seq,   first_token, slice, rows,    first_slot, nth, splits.count,
+                     begin, end,         steps, last.lo, first.hi,   0};
     }
     __syncwarp();
   }
@@ -135,9 +136,9 @@ struct DecodeWalk {
 
 }  // namespace attention
 
-// partial_acc [slots, heads, max_splits, kDim] and partial_ml [slots, heads, max_splits]: states of the splits; arrivals
-// [slots, slices, kv_heads] are zero at rest. A token's slot is its index, or its index among the slot_tokens of its
-// sequence where other launches take the long sequences.
+// partial_acc [slots, heads, max_splits, kDim] and partial_ml [slots, heads, max_splits]: states of the splits;
+// arrivals [slots, slices, kv_heads] are zero at rest. A token's slot is its index, or its index among the slot_tokens of
+// its sequence where other launches take the long sequences.
 template <class T, int kDim, int kWarps, int kStages>
 __global__ void __launch_bounds__(kWarps * 32, 2)
     attention_decode(PK_ATTENTION_PARAMS(T), float* __restrict__ partial_acc, Vec<float, 2>* __restrict__ partial_ml,

@@ -1,14 +1,14 @@
 // Attention in fp32 arithmetic for any dtype, any head_dim up to kDim and any alignment: the only path of float32,
 // and of 16-bit heads that the tensor-core kernels do not take.
 //
-// A block owns kWarps * 8 rows of one kv head (a warp 8) and goes once over the keys they see, in tiles of kKeys kept in
-// shared memory as float. Four lanes share a row: each takes every fourth key of the scores, then every fourth
+// A block owns kWarps * 8 rows of one kv head (a warp 8) and goes once over the keys they see, in tiles of kKeys kept
+// in shared memory as float. Four lanes share a row: each takes every fourth key of the scores, then every fourth
 // 16-byte chunk of the output, so a row's maximum costs two shuffles.
 //
 // Keys are cut into splits of `split` tokens at absolute positions. Every split starts an empty softmax state that is
-// merged into the row's in order, whether one block walks them all (gridDim.z = 1) or gridDim.z blocks take them in turn
-// and the last to finish merges them from the workspace. So a row gets the same bits as a decode step, in any chunk,
-// alone or in any batch, on any grid.
+// merged into the row's in order, whether one block walks them all (gridDim.z = 1) or gridDim.z blocks take them in
+// turn and the last to finish merges them from the workspace. So a row gets the same bits as a decode step, in any
+// chunk, alone or in any batch, on any grid.
 #pragma once
 #include "ops/attention_common.cuh"
 

@@ -32,8 +32,9 @@ struct alignas(8) KeyRow {
   uint32_t k, v;
 };
 
-// The row of a key that is copied for key `key` of a tile: keys at or past `end` (at least 1) repeat the last one before
-// it, so that copies need no condition; their scores are masked. A page id out of range sets `bad` and is not followed.
+// The row of a key that is copied for key `key` of a tile: keys at or past `end` (at least 1) repeat the last one
+// before it, so that copies need no condition; their scores are masked. A page id out of range sets `bad` and is not
+// followed.
 template <class T>
 PK_DEVICE KeyRow find_key_row(const Problem<T>& p, int s, const Sequence& seq, int key, int end, bool& bad) {
   Slot slot = find_slot(p, s, seq, min(key, end - 1));

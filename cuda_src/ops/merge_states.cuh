@@ -1,6 +1,6 @@
-// Merges two partial softmax states of the same queries: out = (wa a + wb b) / (wa + wb), w = exp(lse), lse natural log.
-// A thread owns one chunk of a row (a query's head): two reads, one write. A state whose lse is -inf is empty: the other
-// is copied bit for bit, whatever the empty one's out holds.
+// Merges two partial softmax states of the same queries: out = (wa a + wb b) / (wa + wb), w = exp(lse), lse natural
+// log. A thread owns one chunk of a row (a query's head): two reads, one write. A state whose lse is -inf is empty: the
+// other is copied bit for bit, whatever the empty one's out holds.
 #pragma once
 #include "core/target.cuh"
 #include "core/vec.cuh"

@@ -80,8 +80,8 @@ PK_DEVICE NormWeights<T> norm_weights(const NormArgs<T>& a, int at) {
 }
 
 template <bool kLayer, bool kFast, class T>
-PK_DEVICE void norm_store(const NormArgs<T>& a, int64_t row, int at, const Chunk<T>& v, const NormWeights<T>& p, float scale,
-                          float mean, float r) {
+PK_DEVICE void norm_store(const NormArgs<T>& a, int64_t row, int at, const Chunk<T>& v, const NormWeights<T>& p,
+                          float scale, float mean, float r) {
   Vec<float, kChunk<T>> f = to_float(v);
 #pragma unroll
   for (int i = 0; i < kChunk<T>; ++i) {

@@ -114,8 +114,8 @@ PK_DEVICE void rope_one(const RopeArgs<T>& a) {
   const int piece = static_cast<int>(i % pieces);
   const int64_t head = i / pieces % a.heads, token = i / pieces / a.heads;
   const float* angles = rope_row(a.table, a.positions, token, a.table_rows, a.rotary);
-  rope_move<kFast>(a.x + token * a.stride_t + head * a.stride_h, a.y + (token * a.heads + head) * a.d, piece, a.d, angles,
-                   a.rotary, a.interleaved);
+  rope_move<kFast>(a.x + token * a.stride_t + head * a.stride_h, a.y + (token * a.heads + head) * a.d, piece, a.d,
+                   angles, a.rotary, a.interleaved);
 }
 
 template <class T>
@@ -123,7 +123,8 @@ __global__ void __launch_bounds__(kRopeThreads)
     rope(const T* __restrict__ x, const int64_t* __restrict__ positions, const float* __restrict__ table,
          T* __restrict__ y, int64_t tokens, int heads, int d, int rotary, int64_t table_rows, int64_t stride_t,
          int64_t stride_h, int interleaved, int fast) {
-  const RopeArgs<T> a{x, positions, table, y, tokens, table_rows, stride_t, stride_h, heads, d, rotary, interleaved != 0};
+  const RopeArgs<T> a{x,        positions, table, y, tokens, table_rows,      stride_t,
+                      stride_h, heads,     d,     rotary, interleaved != 0};
   grid_wait();
   if (fast)
     rope_one<true>(a);
@@ -167,8 +168,8 @@ PK_DEVICE void rope_append_one(const RopeAppendArgs<T>& a) {
   if (lane < a.heads + a.kv_heads) {
     const int head = lane - a.heads;
     const float* angles = rope_row(a.table, a.positions, token, a.table_rows, a.rotary);
-    rope_move<kFast>(a.k + token * a.k_t + head * a.k_h, a.k_cache + page * a.kc_p + row * a.kc_s + head * a.kc_h, piece,
-                     a.d, angles, a.rotary, a.interleaved);
+    rope_move<kFast>(a.k + token * a.k_t + head * a.k_h, a.k_cache + page * a.kc_p + row * a.kc_s + head * a.kc_h,
+                     piece, a.d, angles, a.rotary, a.interleaved);
     return;
   }
   const int head = lane - a.heads - a.kv_heads;
@@ -187,7 +188,8 @@ __global__ void __launch_bounds__(kRopeThreads)
                 int interleaved, int fast) {
   const RopeAppendArgs<T> a{q,     k,     v,          positions, table, slots,  q_out,     k_cache, v_cache, tokens,
                             table_rows, pages, heads, kv_heads,  d,     rotary, page_size, q_t,     q_h,     k_t,
-                            k_h,   v_t,   v_h,        kc_p,      kc_s,  kc_h,   vc_p,      vc_s,    vc_h,    interleaved != 0};
+                            k_h,   v_t,   v_h,        kc_p,      kc_s,  kc_h,   vc_p,      vc_s,    vc_h,
+                            interleaved != 0};
   grid_wait();
   if (fast)
     rope_append_one<true>(a);

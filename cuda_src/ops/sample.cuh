@@ -94,7 +94,8 @@ PK_DEVICE uint64_t sample_select(const SampleRow<T>& row, uint64_t floor, uint64
       const uint64_t word = sample_word(v, static_cast<uint32_t>(i));
       if (word < floor || (word & mask) != prefix) continue;
       const uint64_t m = mass(v);
-      if (m) atomicAdd(reinterpret_cast<unsigned long long*>(&smem.bins[word >> shift & 255]), static_cast<unsigned long long>(m));
+      auto* bin = reinterpret_cast<unsigned long long*>(&smem.bins[word >> shift & 255]);
+      if (m) atomicAdd(bin, static_cast<unsigned long long>(m));
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -138,7 +139,8 @@ __global__ void __launch_bounds__(kSampleThreads)
     const uint64_t word = sample_word(row.value(i), static_cast<uint32_t>(i));
     best = word > best ? word : best;
   }
-  best = block_reduce<kSampleThreads>(best, smem.scratch, uint64_t(0), [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+  auto larger = [](uint64_t a, uint64_t b) { return a > b ? a : b; };
+  best = block_reduce<kSampleThreads>(best, smem.scratch, uint64_t(0), larger);
   const int64_t top = best >> 32 ? static_cast<int64_t>(~static_cast<uint32_t>(best)) & 0xffffffff : 0;
   row.max = row.value(static_cast<int>(top));
   // No probability anywhere: nothing but NaN and -inf, or +inf, or a setting that means nothing.
@@ -170,7 +172,8 @@ __global__ void __launch_bounds__(kSampleThreads)
     if (static_cast<double>(limit) < share) ++limit;  // weight before < p z, for whole weights: < ceil(p z)
     floor = sample_select(row, floor, limit ? limit : 1, smem, weight);
   }
-  const uint64_t least = floor_p > 0.0f ? static_cast<uint64_t>(fminf(floor_p, 1.0f) * static_cast<float>(row.weight(row.max))) : 0;
+  const float largest = static_cast<float>(row.weight(row.max));
+  const uint64_t least = floor_p > 0.0f ? static_cast<uint64_t>(fminf(floor_p, 1.0f) * largest) : 0;
   auto kept = [&](int i) {
     const float v = row.value(i);
     const uint64_t w = row.weight(v);

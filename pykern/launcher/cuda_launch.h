@@ -91,13 +91,14 @@ inline int map_type(int64_t dtype) {
 }
 
 inline std::string cuda_map(void* storage, const MapSpec& m, void* base) {
-  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                              const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                              const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
   static const Encode encode = [] {  // through the runtime, so that nothing links to libcuda
     void* f = nullptr;
     cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) != cudaSuccess ||
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess ||
         found != cudaDriverEntryPointSuccess)
       f = nullptr;
     return reinterpret_cast<Encode>(f);
@@ -114,8 +115,8 @@ inline std::string cuda_map(void* storage, const MapSpec& m, void* base) {
                                      : m.swizzle == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
                                                        : CU_TENSOR_MAP_SWIZZLE_NONE;
   const CUresult e = encode(static_cast<CUtensorMap*>(storage), static_cast<CUtensorMapDataType>(type), 2, base, dims,
-                            strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                            strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (e == CUDA_SUCCESS) return {};
   return "cuTensorMapEncodeTiled returned " + std::to_string(static_cast<int>(e)) +
          " (base 16-byte aligned, row stride a multiple of 16 bytes, box <= 256 a side?)";
@@ -125,6 +126,7 @@ inline std::string cuda_map(void* storage, const MapSpec& m, void* base) {
 inline unsigned long long capture_id(void* stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
-  if (cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id, nullptr, nullptr, nullptr, nullptr)) return 0;
+  if (cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id, nullptr, nullptr, nullptr, nullptr))
+    return 0;
   return status == cudaStreamCaptureStatusActive ? id : 0;
 }

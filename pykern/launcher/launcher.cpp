@@ -24,17 +24,17 @@
 
 namespace {
 
-constexpr int kSlots = 256;       // ops and their .out forms; each needs its own boxed entry, hence a template limit
-constexpr int kMaxTensors = 48;   // tensors of one call, lists flattened
+constexpr int kSlots = 256;      // ops and their .out forms; each needs its own boxed entry, hence a template limit
+constexpr int kMaxTensors = 48;  // tensors of one call, lists flattened
 constexpr int kMaxScalars = 32;
-constexpr int kMaxWords = 640;    // 48 tensors of 6 dimensions
+constexpr int kMaxWords = 640;  // 48 tensors of 6 dimensions
 constexpr int kMaxOut = 8;
-constexpr int kMaxArgs = 64;      // arguments of one kernel
-constexpr int kMaxLaunches = 8;   // kernels of one call
-constexpr int kMaxMaps = 4;       // tensor maps of one kernel
+constexpr int kMaxArgs = 64;     // arguments of one kernel
+constexpr int kMaxLaunches = 8;  // kernels of one call
+constexpr int kMaxMaps = 4;      // tensor maps of one kernel
 
-#define CK(call) \
-  do { \
+#define CK(call)                                                                           \
+  do {                                                                                     \
     if ((call) != 0) throw std::runtime_error(std::string("torch shim failed: ") + #call); \
   } while (0)
 
@@ -283,8 +283,8 @@ const char* host_map(void* storage, const MapSpec& m, void* base) {
   const uint64_t dims[2] = {static_cast<uint64_t>(m.cols), static_cast<uint64_t>(m.rows)};
   const uint32_t box[2] = {static_cast<uint32_t>(m.box_cols), static_cast<uint32_t>(m.box_rows)};
   const int swizzle = m.swizzle == 128 ? 3 : m.swizzle == 64 ? 2 : m.swizzle == 32 ? 1 : 0;
-  const int bad = g_host_map(storage, base, static_cast<int>(m.elem_bytes), dims, static_cast<uint64_t>(m.row_bytes), box,
-                             swizzle);
+  const int bad =
+      g_host_map(storage, base, static_cast<int>(m.elem_bytes), dims, static_cast<uint64_t>(m.row_bytes), box, swizzle);
   return bad ? g_host_error() : nullptr;
 }
 
@@ -325,7 +325,8 @@ struct Buffers {
   void* wptr[kMaxOut];
 };
 
-void run_host(int slot, const Record& rec, const Call& c, const Buffers& b, void*** argv, const int16_t (*region_of)[kMaxArgs]) {
+void run_host(int slot, const Record& rec, const Call& c, const Buffers& b, void*** argv,
+              const int16_t (*region_of)[kMaxArgs]) {
   PkLaunch launch[kMaxLaunches];
   PkEntry entry[kMaxLaunches];
   std::vector<PkRegion> regions;
@@ -335,18 +336,20 @@ void run_host(int slot, const Record& rec, const Call& c, const Buffers& b, void
     for (int k = 0; k < c.nt; ++k) {
       const int64_t item = c.ptr[k] ? itemsize(c.dtype[k]) : 1;
       regions.push_back({c.ptr[k], c.ptr[k] ? extent(c.ndim[k], c.size[k], c.stride[k], item) : 0, rec.names[k].c_str(),
-                         rec.roles[k], static_cast<int32_t>(item), static_cast<int32_t>(c.ndim[k]), c.size[k], c.stride[k], 0});
+                         rec.roles[k], static_cast<int32_t>(item), static_cast<int32_t>(c.ndim[k]), c.size[k],
+                         c.stride[k], 0});
     }
     for (size_t k = 0; k < rec.outs.size(); ++k) {
       const Out& o = rec.outs[k];
       const int64_t item = itemsize(o.dtype), d = static_cast<int64_t>(o.size.size());
       regions.push_back({b.optr[k], extent(d, o.size.data(), o.stride.data(), item), rec.names[c.nt + k].c_str(),
-                         PK_ROLE_OUTPUT, static_cast<int32_t>(item), static_cast<int32_t>(d), o.size.data(), o.stride.data(), 0});
+                         PK_ROLE_OUTPUT, static_cast<int32_t>(item), static_cast<int32_t>(d), o.size.data(),
+                         o.stride.data(), 0});
     }
     for (size_t k = 0; k < rec.ws.size(); ++k) {
       const WorkspaceSpec& w = rec.ws[k];
-      regions.push_back({b.wptr[k], w.nbytes, w.counter ? "counters" : "workspace",
-                         PK_ROLE_WORKSPACE, 1, 1, &w.nbytes, &kOne, w.counter ? PK_REGION_INITIALISED : 0});
+      regions.push_back({b.wptr[k], w.nbytes, w.counter ? "counters" : "workspace", PK_ROLE_WORKSPACE, 1, 1, &w.nbytes,
+                         &kOne, w.counter ? PK_REGION_INITIALISED : 0});
     }
   }
   const size_t n = rec.launches.size();
@@ -417,8 +420,8 @@ void run(int slot, StableIValue* stack) {
   for (size_t k = 0; k < rec->outs.size(); ++k) {
     const Out& o = rec->outs[k];
     AtenTensorHandle t;
-    CK(aoti_torch_empty_strided(static_cast<int64_t>(o.size.size()), o.size.data(), o.stride.data(), o.dtype, c.dev_type,
-                                c.dev, &t));
+    CK(aoti_torch_empty_strided(static_cast<int64_t>(o.size.size()), o.size.data(), o.stride.data(), o.dtype,
+                                c.dev_type, c.dev, &t));
     b.out[k].reset(t);
     CK(torch_get_mutable_data_ptr(t, &b.optr[k]));
   }
@@ -487,9 +490,10 @@ void run(int slot, StableIValue* stack) {
             if (nmaps == kMaxMaps) throw std::runtime_error("too many tensor maps in one launch");
             const MapSpec& m = rec->maps[arg.v];
             void* base = m.kind == IN_PTR ? c.ptr[m.index] : m.kind == OUT_PTR ? b.optr[m.index] : b.wptr[m.index];
-            region = static_cast<int16_t>(m.kind == IN_PTR    ? m.index
-                                          : m.kind == OUT_PTR ? c.nt + m.index
-                                                              : c.nt + static_cast<int64_t>(rec->outs.size()) + m.index);
+            region =
+                static_cast<int16_t>(m.kind == IN_PTR    ? m.index
+                                     : m.kind == OUT_PTR ? c.nt + m.index
+                                                         : c.nt + static_cast<int64_t>(rec->outs.size()) + m.index);
             unsigned char* storage = maps[j][nmaps++];
             if (c.dev_type == 0) {
               const char* e = host_map(storage, m, base);
@@ -520,7 +524,8 @@ void run(int slot, StableIValue* stack) {
 
   size_t k = 0, nres = 0;
   StableIValue res[kMaxOut];
-  for (int a : op.rets) res[nres++] = reinterpret_cast<StableIValue>(a < 0 ? b.out[k++].release() : c.own[c.at[a]].release());
+  for (int a : op.rets)
+    res[nres++] = reinterpret_cast<StableIValue>(a < 0 ? b.out[k++].release() : c.own[c.at[a]].release());
   for (size_t j = 0; j < nres; ++j) stack[j] = res[j];
 }
 
@@ -571,7 +576,8 @@ API int pkl_register(int slot, const char* name, const char* args, const char* a
   }
   g_ops[slot] = Op{name, std::move(names), args, std::vector<int>(rets, rets + nrets)};
   for (int k = 0; k <= cuda; ++k) {
-    if (!g_lib[k] && aoti_torch_library_init_impl("pykern", k ? "CUDA" : "CPU", __FILE__, __LINE__, &g_lib[k])) return -2;
+    if (!g_lib[k] && aoti_torch_library_init_impl("pykern", k ? "CUDA" : "CPU", __FILE__, __LINE__, &g_lib[k]))
+      return -2;
     if (torch_library_impl(g_lib[k], name, pick(slot, std::make_integer_sequence<int, kSlots>()), TORCH_ABI_VERSION))
       return -3;
   }

@@ -96,8 +96,8 @@ inline std::unique_ptr<Record> decode(const int64_t* p, size_t n) {
   for (auto k = get(); k--;) {
     MapSpec m;
     m.kind = static_cast<ArgKind>(get());
-    for (int64_t* f : {&m.index, &m.dtype, &m.elem_bytes, &m.rows, &m.cols, &m.row_bytes, &m.box_rows, &m.box_cols,
-                       &m.swizzle})
+    for (int64_t* f :
+         {&m.index, &m.dtype, &m.elem_bytes, &m.rows, &m.cols, &m.row_bytes, &m.box_rows, &m.box_cols, &m.swizzle})
       *f = get();
     r->maps.push_back(m);
   }
@@ -116,7 +116,8 @@ inline std::unique_ptr<Record> decode(const int64_t* p, size_t n) {
     r->launches.push_back(std::move(l));
   }
   if (p != end) throw std::runtime_error("launch record too long");
-  if (r->outs.size() > 8 || r->ws.size() > 8 || r->launches.size() > 8) throw std::runtime_error("launch record too big");
+  if (r->outs.size() > 8 || r->ws.size() > 8 || r->launches.size() > 8)
+    throw std::runtime_error("launch record too big");
   for (const Launch& l : r->launches)
     if (l.args.size() > 64) throw std::runtime_error(l.kernel + ": more than 64 kernel arguments");
   return r;
