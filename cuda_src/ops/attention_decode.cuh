@@ -137,8 +137,8 @@ struct DecodeWalk {
 }  // namespace attention
 
 // partial_acc [slots, heads, max_splits, kDim] and partial_ml [slots, heads, max_splits]: states of the splits;
-// arrivals [slots, slices, kv_heads] are zero at rest. A token's slot is its index, or its index among the slot_tokens of
-// its sequence where other launches take the long sequences.
+// arrivals [slots, slices, kv_heads] are zero at rest. A token's slot is its index, or its index among the slot_tokens
+// of its sequence where other launches take the long sequences.
 template <class T, int kDim, int kWarps, int kStages>
 __global__ void __launch_bounds__(kWarps * 32, 2)
     attention_decode(PK_ATTENTION_PARAMS(T), float* __restrict__ partial_acc, Vec<float, 2>* __restrict__ partial_ml,

@@ -38,10 +38,11 @@ def capturing() -> bool:
 
     False, at no cost, where torch or CUDA is not in use.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    # Another thread may be in the middle of importing torch: then nothing captures yet.
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not hasattr(cuda, "is_current_stream_capturing"):
         return False
-    return bool(torch.cuda.is_current_stream_capturing())
+    return bool(cuda.is_available() and cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 def _digest(parts: Iterable[bytes]) -> str:

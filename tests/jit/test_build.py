@@ -367,3 +367,17 @@ def test_the_runtime_is_two_files_where_it_is_only_a_list(fake_root: Path) -> No
     (fake_root / "host" / "run.cpp").write_text('int checked(); extern "C" int pkh_version() { return checked(); }\n')
     (fake_root / "host" / "check.cpp").write_text("int checked() { return 9; }\n")
     assert build.host_runtime().pkh_version() == 9
+
+
+def test_capturing_while_torch_is_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers run in threads; the first to need torch imports it while others ask whether a graph is captured."""
+    import sys
+    import types
+
+    from pykern.jit import extension
+
+    half = types.ModuleType("torch")
+    monkeypatch.setitem(sys.modules, "torch", half)
+    assert extension.capturing() is False
+    half.cuda = types.ModuleType("torch.cuda")  # type: ignore[attr-defined]
+    assert extension.capturing() is False
