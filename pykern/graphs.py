@@ -39,6 +39,7 @@ class GraphPool:
         self.memory: Any = None
         self.captures = 0
 
+    @torch.inference_mode()  # the captured tensors are inference tensors, which only this mode may write
     def __call__(self, inputs: torch.Tensor, key: Hashable = None) -> torch.Tensor:
         full_key = (key, tuple(inputs.shape), inputs.dtype)
         found = self.graphs.get(full_key)

@@ -59,35 +59,23 @@ PK_DEVICE float chunk_total(const Chunk<T>& v, int at, int n, float scale, float
   return s;
 }
 
-// Weight and bias of one chunk. Weights may be read before the wait, and are: their latency is not on the row's path.
-template <class T>
-struct NormWeights {
-  Chunk<T> w, b;
-};
-template <bool kLayer, bool kFast, class T>
-PK_DEVICE NormWeights<T> norm_weights(const NormArgs<T>& a, int at) {
-  NormWeights<T> p;
+template <bool kFast, class T>
+PK_DEVICE void norm_store(const NormArgs<T>& a, int64_t row, int at, const Chunk<T>& v, float scale, float mean,
+                          float r) {
+  if (at >= a.n) return;
   const T one = from_float<T>(1.0f), zero = from_float<T>(0.0f);
-#pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i) p.w[i] = one;
-#pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i) p.b[i] = zero;
-  if (a.w) p.w = row_load<kFast>(a.w, at, a.n, one);
-  if constexpr (kLayer) {
-    if (a.b) p.b = row_load<kFast>(a.b, at, a.n, zero);
-  }
-  return p;
-}
-
-template <bool kLayer, bool kFast, class T>
-PK_DEVICE void norm_store(const NormArgs<T>& a, int64_t row, int at, const Chunk<T>& v, const NormWeights<T>& p,
-                          float scale, float mean, float r) {
   Vec<float, kChunk<T>> f = to_float(v);
 #pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i) {
-    f[i] = (f[i] * scale - mean) * r;
-    f[i] *= to_float(p.w[i]);
-    if constexpr (kLayer) f[i] += to_float(p.b[i]);
+  for (int i = 0; i < kChunk<T>; ++i) f[i] = (f[i] * scale - mean) * r;
+  if (a.w) {
+    const Chunk<T> w = row_load<kFast>(a.w, at, a.n, one);
+#pragma unroll
+    for (int i = 0; i < kChunk<T>; ++i) f[i] *= to_float(w[i]);
+  }
+  if (a.b) {
+    const Chunk<T> b = row_load<kFast>(a.b, at, a.n, zero);
+#pragma unroll
+    for (int i = 0; i < kChunk<T>; ++i) f[i] += to_float(b[i]);
   }
   row_store_stream<kFast>(a.y + row * a.n, at, a.n, from_float<T>(f));
 }
@@ -139,23 +127,20 @@ template <class T, bool kLayer, int kThreads, int kPer, bool kFast>
 PK_DEVICE void norm_in_registers(const NormArgs<T>& a, int64_t row, typename RowGroup<kThreads>::Smem& smem) {
   using Group = RowGroup<kThreads>;
   auto at = [&](int k) { return Group::at(k, kChunk<T>); };
-  NormWeights<T> p[kPer];
   Chunk<T> v[kPer];
-#pragma unroll
-  for (int k = 0; k < kPer; ++k) p[k] = norm_weights<kLayer, kFast>(a, at(k));
-  grid_wait();
 #pragma unroll
   for (int k = 0; k < kPer; ++k) v[k] = norm_load<kFast>(a, row, at(k));
   grid_launch_dependents();
   const float first = kLayer ? norm_first(a, row) : 0.0f;
   const NormStats st = norm_stats<kLayer, Group, T>(kPer, a.n, a.eps, first, smem, [&](int k) { return v[k]; }, at);
 #pragma unroll
-  for (int k = 0; k < kPer; ++k) norm_store<kLayer, kFast>(a, row, at(k), v[k], p[k], st.scale, st.mean, st.r);
+  for (int k = 0; k < kPer; ++k) norm_store<kFast>(a, row, at(k), v[k], st.scale, st.mean, st.r);
 }
 
-// A row, its weights and, for layer norm, its bias and one pass more want 80 to 128 registers: fewer blocks an SM.
+// Layer norm makes one pass more and needs the registers for it.
 template <bool kLayer, int kThreads>
-constexpr int kNormResident = RowGroup<kThreads>::kResident * (kLayer ? 4 : 5) / 8;
+constexpr int kNormResident =
+    kLayer && RowGroup<kThreads>::kResident > 1 ? RowGroup<kThreads>::kResident * 3 / 4 : RowGroup<kThreads>::kResident;
 
 template <class T, bool kLayer, int kThreads, int kPer>
 __global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, kNormResident<kLayer, kThreads>)
@@ -165,6 +150,7 @@ __global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, kNormResident<kLay
   PK_SMEM(typename Group::Smem, smem);
   const NormArgs<T> a{x, residual, w, b, y, h_out, rows, stride_x, stride_r, n, eps};
   const int64_t row = Group::row();
+  grid_wait();
   if (row >= rows) return;
   if (fast)
     norm_in_registers<T, kLayer, kThreads, kPer, true>(a, row, smem);
@@ -185,8 +171,7 @@ PK_DEVICE void norm_again(const NormArgs<T>& a, int64_t row, typename RowGroup<k
   auto load = [&](int k) { return row_load<kFast>(h, at(k), a.n, from_float<T>(0.0f)); };
   const NormStats st = norm_stats<kLayer, Group, T>(per, a.n, a.eps, first, smem, load, at);
   grid_launch_dependents();
-  for (int k = 0; k < per; ++k)
-    norm_store<kLayer, kFast>(a, row, at(k), load(k), norm_weights<kLayer, kFast>(a, at(k)), st.scale, st.mean, st.r);
+  for (int k = 0; k < per; ++k) norm_store<kFast>(a, row, at(k), load(k), st.scale, st.mean, st.r);
 }
 
 template <class T, bool kLayer, int kThreads>

@@ -17,7 +17,7 @@ namespace pk {
 
 constexpr int kSampleThreads = 512;
 constexpr int kDigits = 256;
-constexpr float kWeightOne = 1099511627776.0f;  // 2^40: 2^18 tokens of weight 1 sum to 2^58
+constexpr float kWeightOne = 1099511627776.0f;  // 2^40: the 2^23 tokens allowed sum to at most 2^63
 
 struct SampleSmem {
   uint64_t bins[kDigits];

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pykern.errors import require
 from pykern.op import Case, Draw, Op, Spec, Tolerance
 from pykern.ops._rows import aligned, whole
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, Workspace, Ws, ceil_div, template
@@ -33,6 +34,10 @@ def plan(p: Problem, target: Target) -> Plan:
         return Plan((first,), numerics="exact", variant="argmax", why=why)
     join = Launch("argmax_join", rows, THREADS, (Ws(0), OutPtr("y"), I32(pieces)))
     return Plan((first, join), (Workspace(rows * pieces * 8),), numerics="exact", variant="argmax_split", why=why)
+
+
+def check(p: Problem) -> None:
+    require(p.n >= 1, "x.shape[-1]", p.n, ">= 1")
 
 
 def reference(x: Any) -> Any:
@@ -74,6 +79,7 @@ op = Op(
     tolerance=lambda dtype: Tolerance(0.0, 0.0, "an index"),
     cases=cases,
     draw=draw,
+    check=check,
     nbytes=lambda p: p["x"].nbytes + 8 * (p["x"].numel // max(p.n, 1)),
     flops=lambda p: p["x"].numel,
     rowwise=(("x", 0),),

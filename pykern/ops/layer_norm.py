@@ -75,8 +75,8 @@ op = Op(
     """,
     mutants=(
         ("st.mean = origin + Group::sum(s, smem) * inv_n;", "st.mean = origin;"),
-        ("f[i] += to_float(p.b[i]);", "f[i] -= to_float(p.b[i]);"),
-        ("f[i] *= to_float(p.w[i]);", ";"),
+        ("f[i] += to_float(b[i]);", "f[i] -= to_float(b[i]);"),
+        ("f[i] *= to_float(w[i]);", ";"),
     ),
     peers={"torch": torch_layer_norm},
     benches=_norms.benches(False),

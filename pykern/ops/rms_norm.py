@@ -68,7 +68,7 @@ op = Op(
     """,
     mutants=(
         ("st.r = rsqrtf(q * inv_n + eps);", "st.r = rsqrtf(q * inv_n);"),
-        ("f[i] *= to_float(p.w[i]);", "f[i] += to_float(p.w[i]);"),
+        ("f[i] *= to_float(w[i]);", "f[i] += to_float(w[i]);"),
         ("sum[i] += to_float(r[i]);", "sum[i] -= to_float(r[i]);"),
         ("const float inv_n = 1.0f / static_cast<float>(n);", "const float inv_n = 1.0f / static_cast<float>(n + 1);"),
         ("if (q < kNormLarge || attempt == kAttempts - 1) break;", "break;"),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pykern.errors import require
 from pykern.op import Case, Draw, Op, Spec, Tolerance
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Run, Target, template
 from pykern.schema import FLOATS, Out, Problem, Scalar, Tensor
@@ -27,6 +28,13 @@ def plan(p: Problem, target: Target) -> Plan:
     )  # fmt: skip
     launch = Launch(template("sample", x.dtype), p.m, THREADS, args)
     return Plan((launch,), numerics=x.dtype, variant="sample", why=("a block owns a row; radix selection, no sort",))
+
+
+MOST = 1 << 23  # tokens of weight 2^40 that sum below 2^63
+
+
+def check(p: Problem) -> None:
+    require(1 <= p.n <= MOST, "logits.shape[1]", p.n, f"1..{MOST}")
 
 
 def philox(seed: int, offset: int) -> int:
@@ -156,6 +164,7 @@ op = Op(
     tolerance=lambda dtype: Tolerance(0.0, 0.0, "an index"),
     cases=cases,
     draw=draw,
+    check=check,
     nbytes=lambda p: p["logits"].nbytes + 9 * p.m,
     flops=lambda p: 4 * p["logits"].numel,
     unpack=unpack,
@@ -164,7 +173,7 @@ op = Op(
     doc="""Sample a token id from each row of logits.
 
     Args:
-        logits: ``[m, n]``, float32, float16 or bfloat16; last stride 1. n is 1..262144.
+        logits: ``[m, n]``, float32, float16 or bfloat16; last stride 1. n is 1..8388608.
         seeds: int64 ``[m]``, one per request. With ``offsets`` (int64 ``[m]``, e.g. the number of tokens so far) the
             draw is a function of (seed, offset) alone, whatever the batch.
         temperature: >= 0; 0 is argmax and consumes no randomness.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pykern.errors import require
 from pykern.op import Case, Draw, Op, Spec, Tolerance
 from pykern.ops._rows import LONG_THREADS, aligned, every_length, grid_block, group, out_aligned, whole
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, template
@@ -30,6 +31,10 @@ def plan(p: Problem, target: Target) -> Plan:
     flags = fast | bool(p.log) << 1
     args = (In("x"), OutPtr("y"), I64(rows), I32(p.n), I64(stride), I32(flags))
     return Plan((Launch(kernel, grid, block, args),), numerics=x.dtype, variant=variant, why=tuple(why))
+
+
+def check(p: Problem) -> None:
+    require(p.n >= 1, "x.shape[-1]", p.n, ">= 1")
 
 
 def reference(x: Any, log: bool = False) -> Any:
@@ -79,6 +84,7 @@ op = Op(
     tolerance=tolerance,
     cases=cases,
     draw=draw,
+    check=check,
     nbytes=lambda p: 2 * p["x"].nbytes,
     flops=lambda p: 5 * p["x"].numel,
     inplace=("x",),

@@ -104,11 +104,20 @@ _runtime: ctypes.CDLL | None = None
 
 
 def runtime() -> ctypes.CDLL:
-    """The host runtime, loaded once and globally: kernels find its symbols there."""
+    """The host runtime, loaded once and globally: kernels find its symbols there.
+
+    It is the JIT's own: a process that ran ops before has it loaded, and a second copy would take only some of the
+    first one's symbols. Only another compiler's (PK_TEST_CXX, in a process of its own) is built here.
+    """
     global _runtime
     if _runtime is None:
-        path = _build("runtime", '#include "host/runtime.cpp"\n', RUNTIME_FLAGS)
-        _runtime = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        if CXX == "g++":
+            from pykern.jit import build as jit
+
+            _runtime = jit.host_runtime()
+        else:
+            path = _build("runtime", '#include "host/runtime.cpp"\n', RUNTIME_FLAGS)
+            _runtime = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         _runtime.pkh_error.restype = ctypes.c_char_p
         _runtime.pkh_check_report.restype = ctypes.c_char_p
     return _runtime

@@ -40,11 +40,19 @@ def test_an_edited_kernel_is_used_by_the_next_call(tmp_path: Path) -> None:
 
     times = registry.register(
         Op(
-            name="watched_times", source=str(source), inputs=(Tensor("x", "n", ("float32",)),),
-            outputs=(Out("y", "n"),), plan=plan, reference=lambda x: x, tolerance=lambda _: Tolerance(0, 0), cases=lambda: [], draw=lambda _: {},
-            nbytes=lambda _: 0, flops=lambda _: 0,
+            name="watched_times",
+            source=str(source),
+            inputs=(Tensor("x", "n", ("float32",)),),
+            outputs=(Out("y", "n"),),
+            plan=plan,
+            reference=lambda x: x,
+            tolerance=lambda _: Tolerance(0, 0),
+            cases=lambda: [],
+            draw=lambda _: {},
+            nbytes=lambda _: 0,
+            flops=lambda _: 0,
         )
-    )  # fmt: skip
+    )
     x = torch.ones(8)
     assert times(x).tolist() == [2.0] * 8
     time.sleep(2 * watch.SECONDS)  # the file has been looked at once

@@ -36,8 +36,8 @@ __global__ void squares(const float* __restrict__ x, float* __restrict__ work, i
   if (i < n) st(work + i, ld(x + i) * ld(x + i));
   grid_launch_dependents();
 }
-__global__ void running(const float* __restrict__ work, const float* __restrict__ scale, float* __restrict__ y, int rows,
-                        int n) {
+__global__ void running(const float* __restrict__ work, const float* __restrict__ scale, float* __restrict__ y,
+                        int rows, int n) {
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   const float s = ld(scale);  // a weight: may be read before the wait
   grid_wait();
@@ -55,7 +55,8 @@ struct LastSmem {
   int last;
 };
 __global__ void __launch_bounds__(128)
-    last_block_sum(const float* __restrict__ x, float* __restrict__ parts, uint32_t* counter, float* __restrict__ y, int n) {
+    last_block_sum(const float* __restrict__ x, float* __restrict__ parts, uint32_t* counter, float* __restrict__ y,
+                   int n) {
   PK_SMEM(LastSmem, smem);
   grid_wait();
   float v = 0.0f;
