@@ -18,6 +18,7 @@ _HERE = Path(__file__).parent
 _PUBLIC = {
     "host": "pykern.op",
     "use_tuning": "pykern.op",
+    "register_all": "pykern.op",
     "compile": "pykern.jit.raw",
     "load": "pykern.jit.raw",
     "QuantTensor": "pykern.quant",

@@ -62,7 +62,7 @@ def layer_of(module: str) -> str | None:
     if first in LEAVES:
         return "leaves"
     return {
-        "jit": "jit", "op": "op", "launcher": "op", "ops": "ops", "quant": "ops", "graphs": "graphs",
+        "jit": "jit", "op": "op", "bridge": "op", "launcher": "op", "ops": "ops", "quant": "ops", "graphs": "graphs",
         "models": "models", "cli": "top", "commands": "top", "__main__": "top",
     }.get(first)  # fmt: skip
 

@@ -51,6 +51,9 @@ int launch_packed(void (*kernel)(P...), const PkLaunch* launch, void** args, std
 
 template <class... P>
 int launch_packed(void (*kernel)(P...), const PkLaunch* launch, void** args) {
+  constexpr int kCount = static_cast<int>(sizeof...(P));
+  // With another number of arguments none of them may be looked at: the run refuses them by name.
+  if (launch->nargs > 0 && launch->nargs != kCount) return pkh_run(launch, nullptr, "", 0, kCount, kChecked);
   return launch_packed(kernel, launch, args, std::index_sequence_for<P...>{});
 }
 

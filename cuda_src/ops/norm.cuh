@@ -40,12 +40,12 @@ PK_DEVICE Chunk<T> norm_load(const NormArgs<T>& a, int64_t row, int at) {
   return v;
 }
 
-// sum over the chunk of (v * scale - shift)^2, elements past n left out.
+// sum over the chunk of (v * scale - origin - mean)^2, elements past n left out.
 template <class T>
-PK_DEVICE float chunk_squares(const Chunk<T>& v, int at, int n, float scale, float shift, float s) {
+PK_DEVICE float chunk_squares(const Chunk<T>& v, int at, int n, float scale, float origin, float mean, float s) {
 #pragma unroll
   for (int i = 0; i < kChunk<T>; ++i) {
-    const float d = to_float(v[i]) * scale - shift;
+    const float d = to_float(v[i]) * scale - origin - mean;
     if (at + i < n) s = fmaf(d, d, s);
   }
   return s;
@@ -59,14 +59,19 @@ PK_DEVICE float chunk_total(const Chunk<T>& v, int at, int n, float scale, float
   return s;
 }
 
+// What normalises a row: y = (h * scale - origin - mean) * r. The mean is kept relative to the origin, the row's first
+// element: their sum, rounded, would be off by as much as the elements differ when they are large.
+struct NormStats {
+  float scale, origin, mean, r;
+};
+
 template <bool kFast, class T>
-PK_DEVICE void norm_store(const NormArgs<T>& a, int64_t row, int at, const Chunk<T>& v, float scale, float mean,
-                          float r) {
+PK_DEVICE void norm_store(const NormArgs<T>& a, int64_t row, int at, const Chunk<T>& v, const NormStats& st) {
   if (at >= a.n) return;
   const T one = from_float<T>(1.0f), zero = from_float<T>(0.0f);
   Vec<float, kChunk<T>> f = to_float(v);
 #pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i) f[i] = (f[i] * scale - mean) * r;
+  for (int i = 0; i < kChunk<T>; ++i) f[i] = (f[i] * st.scale - st.origin - st.mean) * st.r;
   if (a.w) {
     const Chunk<T> w = row_load<kFast>(a.w, at, a.n, one);
 #pragma unroll
@@ -84,29 +89,25 @@ PK_DEVICE void norm_store(const NormArgs<T>& a, int64_t row, int at, const Chunk
 constexpr float kNormSmall = 0x1p-100f;
 constexpr float kNormLarge = 1e37f;  // a sum of squares above this may already have lost terms to rounding up
 
-// Statistics of a row given by load(k) -> chunk and at(k) for k in [0, per): the mean (0 for RMS) and the reciprocal
-// root, of h * scale.
-struct NormStats {
-  float scale, mean, r;
-};
+// Statistics of a row given by load(k) -> chunk and at(k) for k in [0, per), both zero for RMS.
 template <bool kLayer, class Group, class T, class Load, class At>
 PK_DEVICE NormStats norm_stats(int per, int n, float eps, float first, typename Group::Smem& smem, Load load, At at) {
   const float inv_n = 1.0f / static_cast<float>(n);
   constexpr int kAttempts = detail::same<T, half>::value ? 1 : 2;  // squares of float16 cannot overflow
-  NormStats st{1.0f, 0.0f, 0.0f};
+  NormStats st{1.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     st.mean = 0.0f;
     if constexpr (kLayer) {
-      const float origin = first * st.scale;
+      st.origin = first * st.scale;
       float s = 0.0f;
 #pragma unroll
-      for (int k = 0; k < per; ++k) s = chunk_total<T>(load(k), at(k), n, st.scale, origin, s);
-      st.mean = origin + Group::sum(s, smem) * inv_n;
+      for (int k = 0; k < per; ++k) s = chunk_total<T>(load(k), at(k), n, st.scale, st.origin, s);
+      st.mean = Group::sum(s, smem) * inv_n;
     }
     float q = 0.0f;
 #pragma unroll
-    for (int k = 0; k < per; ++k) q = chunk_squares<T>(load(k), at(k), n, st.scale, st.mean, q);
+    for (int k = 0; k < per; ++k) q = chunk_squares<T>(load(k), at(k), n, st.scale, st.origin, st.mean, q);
     q = Group::sum(q, smem);
     st.r = rsqrtf(q * inv_n + eps);
     if (q < kNormLarge || attempt == kAttempts - 1) break;  // the same for every thread of the group
@@ -134,13 +135,13 @@ PK_DEVICE void norm_in_registers(const NormArgs<T>& a, int64_t row, typename Row
   const float first = kLayer ? norm_first(a, row) : 0.0f;
   const NormStats st = norm_stats<kLayer, Group, T>(kPer, a.n, a.eps, first, smem, [&](int k) { return v[k]; }, at);
 #pragma unroll
-  for (int k = 0; k < kPer; ++k) norm_store<kFast>(a, row, at(k), v[k], st.scale, st.mean, st.r);
+  for (int k = 0; k < kPer; ++k) norm_store<kFast>(a, row, at(k), v[k], st);
 }
 
 // Layer norm makes one pass more and needs the registers for it.
 template <bool kLayer, int kThreads>
 constexpr int kNormResident =
-    kLayer && RowGroup<kThreads>::kResident > 1 ? RowGroup<kThreads>::kResident * 3 / 4 : RowGroup<kThreads>::kResident;
+    kLayer && RowGroup<kThreads>::kResident > 1 ? RowGroup<kThreads>::kResident * 5 / 8 : RowGroup<kThreads>::kResident;
 
 template <class T, bool kLayer, int kThreads, int kPer>
 __global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, kNormResident<kLayer, kThreads>)
@@ -171,11 +172,11 @@ PK_DEVICE void norm_again(const NormArgs<T>& a, int64_t row, typename RowGroup<k
   auto load = [&](int k) { return row_load<kFast>(h, at(k), a.n, from_float<T>(0.0f)); };
   const NormStats st = norm_stats<kLayer, Group, T>(per, a.n, a.eps, first, smem, load, at);
   grid_launch_dependents();
-  for (int k = 0; k < per; ++k) norm_store<kFast>(a, row, at(k), load(k), st.scale, st.mean, st.r);
+  for (int k = 0; k < per; ++k) norm_store<kFast>(a, row, at(k), load(k), st);
 }
 
 template <class T, bool kLayer, int kThreads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     norm_long(const T* x, const T* residual, const T* __restrict__ w, const T* __restrict__ b, T* y, T* h_out,
               int64_t rows, int64_t stride_x, int64_t stride_r, int n, float eps, int fast) {
   PK_SMEM(typename RowGroup<kThreads>::Smem, smem);

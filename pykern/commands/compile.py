@@ -18,7 +18,7 @@ DEFAULT_ARCHS = "80,90a,120"
 @click.command("compile", short_help="Build every op variant with nvcc (no GPU needed).")
 @click.argument("ops", nargs=-1)
 @click.option("--arch", default=DEFAULT_ARCHS, show_default=True, help="Architectures, comma separated.")
-@click.option("--jobs", type=int, default=0, help="Compilers at once; 0: one per core.")
+@click.option("--jobs", type=click.IntRange(0), default=0, help="Compilers at once; 0: one per core.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def command(ops: tuple[str, ...], arch: str, jobs: int, as_json: bool) -> None:
     """Build every kernel variant that the plans of OPS (default: all) can choose.

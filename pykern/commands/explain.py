@@ -11,11 +11,11 @@ import click
 @click.command("explain", short_help="Which kernel variant a problem gets, and why.")
 @click.argument("op")
 @click.option("--shape", help='Sizes of the tensors: "4096x4096" for the first, or "x=16x4096,w=4096x4096".')
-@click.option("--dtype", default="bf16", show_default=True, help="dtype of the floating-point inputs.")
+@click.option("--dtype", help="dtype of the floating-point inputs; bf16 unless given. Needs --shape.")
 @click.option("--arch", default="90a", show_default=True, help="Architecture to plan for.")
 @click.option("--set", "scalars", multiple=True, metavar="NAME=VALUE", help="A scalar argument, e.g. --set log=true.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-def command(op: str, shape: str | None, dtype: str, arch: str, scalars: tuple[str, ...], as_json: bool) -> None:
+def command(op: str, shape: str | None, dtype: str | None, arch: str, scalars: tuple[str, ...], as_json: bool) -> None:
     """Print the launches that OP is planned with, without compiling anything.
 
     Without --shape the op's first declared cases are explained.
@@ -29,7 +29,9 @@ def command(op: str, shape: str | None, dtype: str, arch: str, scalars: tuple[st
     found = registry.get(op)
     if arch not in TARGETS:
         raise ArgumentError("--arch", repr(arch), ", ".join(TARGETS))
-    cases = [case_of(found, shape, dtype_name(dtype), scalars)] if shape else list(found.cases())[:4]
+    if not shape and (scalars or dtype):
+        raise ArgumentError("--shape", None, "sizes, where --dtype or --set is given")
+    cases = [case_of(found, shape, dtype_name(dtype or "bf16"), scalars)] if shape else list(found.cases())[:4]
     out: list[dict[str, Any]] = []
     for case in cases:
         problem = found.problem_of(case)
@@ -87,6 +89,8 @@ def case_of(found: Any, shape: str, dtype: str, scalars: tuple[str, ...]) -> dic
         name, _, sizes = part.rpartition("=")
         try:
             dims = tuple(int(v) for v in sizes.lower().split("x"))
+            if min(dims) < 0:
+                raise ValueError
         except ValueError:
             raise ArgumentError("--shape", repr(part), "sizes such as 4096x4096") from None
         if not name and n >= len(tensors):

@@ -41,7 +41,7 @@ op = Op(
         Tensor("x", "*m n"),
         Tensor("weight", "n", "like x", role="weight", optional=True),
         Tensor("bias", "n", "like x", role="weight", optional=True),
-        Scalar("eps", "float", 1e-5),
+        Scalar("eps", "float", 1e-5, low=0.0),
         Tensor("residual", "*m n", "like x", optional=True),
     ),
     outputs=_norms.OUTPUTS,
@@ -74,7 +74,7 @@ op = Op(
         ArgumentError: a dtype, shape, stride or ``out`` that is not as above.
     """,
     mutants=(
-        ("st.mean = origin + Group::sum(s, smem) * inv_n;", "st.mean = origin;"),
+        ("st.mean = Group::sum(s, smem) * inv_n;", "st.mean = 0.0f;"),
         ("f[i] += to_float(b[i]);", "f[i] -= to_float(b[i]);"),
         ("f[i] *= to_float(w[i]);", ";"),
     ),

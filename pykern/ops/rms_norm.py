@@ -35,7 +35,7 @@ op = Op(
     inputs=(
         Tensor("x", "*m n"),
         Tensor("weight", "n", "like x", role="weight"),
-        Scalar("eps", "float", 1e-6),
+        Scalar("eps", "float", 1e-6, low=0.0),
         Tensor("residual", "*m n", "like x", optional=True),
     ),
     outputs=_norms.OUTPUTS,

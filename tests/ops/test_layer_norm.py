@@ -21,6 +21,9 @@ def test_large_means_and_constant_rows() -> None:
     assert torch.allclose(got, torch.tensor([[-1.3416354, -0.4472118, 0.4472118, 1.3416354]]), atol=2e-6)
     got = pykern.layer_norm(torch.tensor([[-9.9e-4, -9.9e-4, 9.9e-4, 9.9e-4]]), eps=1e-12)
     assert torch.allclose(got, torch.tensor([[-0.9999995, -0.9999995, 0.9999995, 0.9999995]]), atol=1e-6)
+    for x in (16384 + torch.arange(8.0) / 512, 1e7 + torch.arange(8.0)):
+        want = torch.nn.functional.layer_norm(x.double(), (8,))
+        assert torch.allclose(pykern.layer_norm(x).double(), want, atol=1e-5)
     assert torch.equal(pykern.layer_norm(torch.tensor([[14.0, 14.0]]), eps=1e-6), torch.zeros(1, 2))
     assert torch.equal(pykern.layer_norm(torch.full((1, 33), 14.1), eps=1e-6), torch.zeros(1, 33))
 

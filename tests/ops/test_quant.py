@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import gguf
 import numpy as np
@@ -29,7 +30,8 @@ def gptq(version: int, zeros: int, group_size: int | None = None) -> QuantTensor
     qweight = torch.tensor(GPTQ_ROWS, dtype=torch.int32)
     qzeros = torch.tensor([[zeros]], dtype=torch.int64).to(torch.int32)
     scales = torch.full((1, 8), 0.5)
-    return QuantTensor.from_gptq(qweight, qzeros, scales, version=version, group_size=group_size)  # type: ignore[arg-type]
+    version_: Any = version
+    return QuantTensor.from_gptq(qweight, qzeros, scales, version=version_, group_size=group_size)
 
 
 # ---- GPTQ and AWQ

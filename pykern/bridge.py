@@ -1,0 +1,447 @@
+"""The bridge to torch: registration, the launcher's callbacks, and the functions users call. Needs torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pykern.errors import ArgumentError, GradientError, KernelError
+from pykern.op import ASYNC_ORDERS, HostOptions, Op, host_options, tensor_info
+from pykern.plan import Launch, Target
+from pykern.schema import DTYPE_CODES, Scalar, Tensor, output_info
+
+
+@dataclass
+class _Slot:
+    op: Op
+    out_form: bool
+    spec: str = ""
+    args: tuple[Tensor | Scalar, ...] = field(default=())
+
+
+class Runtime:
+    """Everything that needs torch: registration, the planner callback, public functions. One per process."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from pykern.jit import build, watch
+
+        self.torch = torch
+        self.cuda = torch.cuda.is_available()
+        self.library = torch.library.Library("pykern", "FRAGMENT")
+        self.host_runtime: Any = None  # on a GPU machine the first CPU call brings it: its build takes seconds
+        if self.cuda:
+            self.launcher = build.launcher(True)
+        else:
+            self.launcher, self.host_runtime = build.prepare(False)
+        self.slots: list[_Slot] = []
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self.lock = threading.RLock()
+        self.plan_locks: dict[tuple[int, bytes], threading.Lock] = {}
+        self.targets: dict[int, Target] = {}
+        self._words: dict[tuple[Any, ...], int] = {}
+        self._bind()
+        watch.start(self.forget_plans, self._outside)
+
+    def _bind(self) -> None:
+        import ctypes
+
+        lib = self.launcher
+        lib.pkl_misses.restype = ctypes.c_int64
+        lib.pkl_memo_size.restype = ctypes.c_int64
+        lib.pkl_host_options.argtypes = [ctypes.c_int] * 3 + [
+            ctypes.c_uint64,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int64,
+        ]
+        lib.pkl_init.argtypes = [ctypes.py_object] * 3 + [ctypes.c_void_p] * 3
+
+        def address(name: str) -> int | None:
+            function = getattr(self.host_runtime, name, None)
+            return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+
+        lib.pkl_init(
+            self.planner,
+            self.raiser,
+            self.on_checked,
+            address("pkh_run_sequence"),
+            address("pkh_error"),
+            address("pkh_tensor_map"),
+        )
+        self.apply_host(host_options())
+
+    def _need_host(self) -> None:
+        """Before the first plan for CPU tensors: load the host runtime and tell the launcher."""
+        if self.host_runtime is None:
+            from pykern.jit import build
+
+            runtime = build.host_runtime()
+            with self.lock:
+                if self.host_runtime is None:
+                    self.host_runtime = runtime
+                    self._bind()
+
+    # -- callbacks of the launcher
+
+    def raiser(self, kind: str, message: str) -> None:
+        if kind == "gradient":
+            raise GradientError(
+                f"pykern.{message}: a gradient was asked of an inference-only op "
+                "(an input requires grad); call it under torch.no_grad() or detach the input"
+            )
+        raise {"argument": ArgumentError, "kernel": KernelError}.get(kind, KernelError)(message)
+
+    def on_checked(self, slot: int, failed: int) -> None:
+        from pykern import check
+
+        check.collect(self.slots[slot].op.name, bool(failed), self.host_runtime, host_options().check)
+
+    def planner(self, slot: int, key: bytes) -> bytes:
+        """Plan one call: on a memo miss, with the GIL; one thread plans a key, others wait without the GIL."""
+        with self.lock:
+            lock = self.plan_locks.setdefault((slot, key), threading.Lock())
+        try:
+            with lock:
+                return self._plan(self.slots[slot], key)
+        finally:
+            with self.lock:
+                self.plan_locks.pop((slot, key), None)
+
+    def _plan(self, slot: _Slot, key: bytes) -> bytes:
+        from pykern.jit import build
+        from pykern.launcher.record import pack, unpack_key
+
+        op = slot.op
+        values, flat = unpack_key(key, slot.args)
+        outs = {o.name: values.pop(o.name) for o in op.outputs} if slot.out_form else {}
+        problem = op.problem(values, outs)
+        if problem.device not in ("cpu", "cuda"):
+            raise ArgumentError(f"{op.name}: device", problem.device, "cpu, cuda")
+        options = host_options()
+        checked = problem.device == "cpu" and (options.check or options.trace)
+        target = options.target() if problem.device == "cpu" else self.target(problem.index)
+        if problem.device == "cpu":
+            self._need_host()
+        made = op.planned(problem, target)
+        backend = "host" if problem.device == "cpu" else "cuda"
+
+        def entry(launch: Launch) -> int:
+            return build.variant(launch.source, launch.kernel, backend=backend, arch=target.arch, check=checked).entry
+
+        roles = {a.name: a.role for a in op.inputs if isinstance(a, Tensor)}
+        named = [(n, "output" if n in outs else roles[n.split("[")[0]]) for n, _ in flat]
+        given = {n: i for i, (n, _) in enumerate(flat) if n in outs}
+        written = [*given.values(), *(i for i, (_, role) in enumerate(named) if role == "mutated")]
+        overlaps = []
+        for i in written:
+            for j, (other, _) in enumerate(named):
+                if i != j and flat[i][1] is not None and flat[j][1] is not None and not (j in written and j < i):
+                    overlaps.append((i, j, other.split("[")[0] in op.inplace and i in given.values()))
+        allocated = []
+        if not slot.out_form:
+            for o in op.outputs:
+                dtype, shape = output_info(problem, o)
+                allocated.append((o.name, dtype, tuple(shape)))
+        scalars = [a.name for a in slot.args if isinstance(a, Scalar)]
+        return pack(made, allocated, named, given, scalars, overlaps, entry)
+
+    def target(self, index: int) -> Target:
+        """Limits of CUDA device ``index``, read once."""
+        found = self.targets.get(index)
+        if found is None:
+            from pykern.jit.target import default_target
+
+            found = self.targets[index] = default_target(index)
+        return found
+
+    def _outside(self) -> list[str]:
+        """Sources of ops that do not live in the package."""
+        return [slot.op.source for slot in list(self.slots) if slot.op.source.startswith("/")]
+
+    def apply_host(self, options: HostOptions) -> None:
+        word = (options.arch, options.check, options.trace, options.sms)
+        with self.lock:
+            number = self._words.setdefault(word, len(self._words) + 1)
+        self.launcher.pkl_host_options(
+            int(options.check),
+            int(options.trace),
+            options.threads,
+            options.seed,
+            ASYNC_ORDERS.index(options.async_order),
+            options.sms,
+            number,
+        )
+
+    def forget_plans(self) -> None:
+        """Plan again at the next call: a tuning file changed."""
+        self.launcher.pkl_bump_epoch()
+
+    # -- registration
+
+    def public(self, op: Op) -> Callable[..., Any]:
+        found = self.functions.get(op.name)
+        if found is None:
+            with self.lock:
+                if op.name not in self.functions:
+                    self._register(op)
+                    self.functions[op.name] = make_public(op, self.torch)
+                found = self.functions[op.name]
+        return found
+
+    def _register(self, op: Op) -> None:
+        torch = self.torch
+        for out_form in (False, True):
+            if out_form and (op.mutated or not op.outputs):
+                continue
+            schema = schema_text(op, out_form)
+            name = f"{op.name}.out" if out_form else op.name
+            args: tuple[Tensor | Scalar, ...] = op.inputs
+            if out_form:
+                args += tuple(Tensor(o.name, "", tuple(DTYPE_CODES), strides="any") for o in op.outputs)
+            slot = _Slot(op, out_form, argument_spec(args), args)
+            self.library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+            rets = [] if out_form else [-1] * len(op.outputs)
+            number = len(self.slots)
+            self.slots.append(slot)
+            import ctypes
+
+            code = self.launcher.pkl_register(
+                number,
+                name.encode(),
+                slot.spec.encode(),
+                ",".join(a.name for a in args).encode(),
+                (ctypes.c_int * max(1, len(rets)))(*rets),
+                len(rets),
+                int(self.cuda),
+            )
+            if code:
+                raise KernelError(f"{name}: the launcher could not register it (code {code})")
+            torch.library.register_fake(f"pykern::{name}", make_fake(op, out_form, torch), lib=self.library)
+
+
+_runtime: Runtime | None = None
+_runtime_lock = threading.Lock()
+
+
+def runtime() -> Runtime:
+    """The process's :class:`Runtime`, made at first use (builds or loads the launcher)."""
+    global _runtime
+    if _runtime is None:
+        with _runtime_lock:
+            if _runtime is None:
+                _runtime = Runtime()
+    return _runtime
+
+
+TYPES = {"float": "float", "int": "int", "bool": "bool", "str": "str"}
+
+
+def schema_text(op: Op, out_form: bool) -> str:
+    """The torch.library schema of ``op``, e.g. ``softmax(Tensor x, float scale=1.0) -> Tensor``."""
+    parts = []
+    alias = ord("a")
+    for a in op.inputs:
+        if isinstance(a, Scalar):
+            default = "" if a.required else f"={_literal(a)}"
+            parts.append(f"{TYPES[a.type]} {a.name}{default}")
+        elif a.role == "mutated":
+            parts.append(f"Tensor({chr(alias)}!) {a.name}")
+            alias += 1
+        elif a.many:
+            parts.append(f"Tensor[] {a.name}")
+        else:
+            parts.append(f"Tensor? {a.name}=None" if a.optional else f"Tensor {a.name}")
+    if out_form:
+        parts.append("*")
+        for o in op.outputs:
+            parts.append(f"Tensor({chr(alias)}!) {o.name}")
+            alias += 1
+        # No Tag.out and no returns: Inductor then passes defaulted scalars twice (see docs/internals.md).
+        return f"{op.name}.out({', '.join(parts)}) -> ()"
+    returns = ", ".join(["Tensor"] * len(op.outputs))
+    returns = returns if len(op.outputs) == 1 else f"({returns})"
+    return f"{op.name}({', '.join(parts)}) -> {returns}"
+
+
+def _literal(a: Scalar) -> str:
+    if a.type == "str":
+        return f"'{a.default}'"
+    return str(a.default)
+
+
+def argument_spec(args: Sequence[Tensor | Scalar]) -> str:
+    """One letter per argument for the launcher; capital scalars are part of the plan's key."""
+    out = ""
+    for a in args:
+        if isinstance(a, Tensor):
+            out += "L" if a.many else "O" if a.optional else "T"
+        else:
+            letter = {"float": "f", "int": "i", "bool": "b", "str": "S"}[a.type]
+            out += letter.upper() if a.key else letter
+    return out
+
+
+def make_fake(op: Op, out_form: bool, torch: Any) -> Callable[..., Any]:
+    """Shapes and dtypes for tracing: the schema's own checks run, nothing is launched."""
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        values: dict[str, Any] = {}
+        like = None
+        for spec, v in zip(op.inputs, args, strict=False):
+            values[spec.name] = v
+        values.update(kwargs)
+        for o in op.outputs:
+            values.pop(o.name, None)
+        for spec in op.inputs:
+            v = values.get(spec.name)
+            if isinstance(spec, Tensor) and v is not None:
+                if spec.many:
+                    values[spec.name] = [tensor_info(t, torch) for t in v]
+                    like = like if like is not None else (v[0] if v else None)
+                else:
+                    values[spec.name] = tensor_info(v, torch)
+                    like = like if like is not None else v
+        given = [kwargs[o.name] for o in op.outputs if o.name in kwargs]
+        for o, t in zip(op.outputs, given, strict=False):
+            if like is not None and t.device != like.device:
+                raise ArgumentError(f"{o.name}.device", t.device, str(like.device))
+        problem = op.problem(values)
+        if out_form:
+            return None
+        device = like.device if like is not None else "cpu"
+        made = []
+        for o in op.outputs:
+            dtype, shape = output_info(problem, o)
+            made.append(torch.empty(shape, dtype=getattr(torch, dtype), device=device))
+        return made[0] if len(made) == 1 else tuple(made) if made else None
+
+    return fake
+
+
+def make_public(op: Op, torch: Any) -> Callable[..., Any]:
+    """``pykern.<op>(...)`` with the schema's signature; checks argument kinds only when torch refused them."""
+    packet = getattr(torch.ops.pykern, op.name)
+    default = packet.default
+    out_overload = packet.out if "out" in packet.overloads() else None
+    single = len(op.outputs) == 1
+    params, names_ = [], []
+    star = False
+    for a in op.inputs:
+        if a.name == op.keyword_only and not star:
+            params.append("*")
+            star = True
+        names_.append(a.name)
+        if isinstance(a, Scalar):
+            params.append(a.name if a.required else f"{a.name}={a.default!r}")
+        else:
+            params.append(f"{a.name}=None" if a.optional else a.name)
+    if not star:
+        params.append("*")
+    if out_overload is not None:
+        params.append("out=None")
+    call = ", ".join(names_)
+    lines = [
+        f"def {op.name}({', '.join(params)}):" if params[-1] != "*" else f"def {op.name}({', '.join(params[:-1])}):"
+    ]
+    lines.append("    if not _compiling() and _functorch() is not None:")
+    lines.append("        _no_gradient()")
+    lines.append("    try:")
+    for a in op.inputs:
+        if isinstance(a, Scalar) and (a.low is not None or a.high is not None):
+            low = f"{a.low!r} <= " if a.low is not None else ""
+            high = f" <= {a.high!r}" if a.high is not None else ""
+            lines.append(f"        if not ({low}{a.name}{high}):")
+            lines.append(f"            raise _ArgumentError({a.name!r}, {a.name}, {a.allowed!r})")
+    if out_overload is not None:
+        lines.append("        if out is not None:")
+        lines.append("            _outs(out)")
+        if single:
+            lines.append(f"            _out({call}, {op.outputs[0].name}=out)")
+            lines.append("            return out")
+        else:
+            if op.unpack:
+                lines.append("            if isinstance(out, _Tensor):  # the optional outputs were not asked for")
+                lines.append("                _all = (out, *(out.new_empty(0, dtype=d or out.dtype) for d in _rest))")
+                outs = ", ".join(f"{o.name}=_all[{i}]" for i, o in enumerate(op.outputs))
+                lines.append(f"                _out({call}, {outs})")
+                lines.append("                return out")
+            outs = ", ".join(f"{o.name}=out[{i}]" for i, o in enumerate(op.outputs))
+            lines.append(f"            _out({call}, {outs})")
+            lines.append(f"            return {'_unpack(out, locals())' if op.unpack else 'out'}")
+    result = f"_default({call})"
+    if op.unpack:
+        lines.append(f"        _r = {result}")
+        lines.append(f"        return _unpack(_r, dict({', '.join(f'{n}={n}' for n in names_)}))")
+    else:
+        lines.append(f"        return {result}")
+    lines.append("    except (TypeError, RuntimeError) as error:")
+    lines.append(f"        _explain(error, dict({', '.join(f'{n}={n}' for n in names_)}))")
+    lines.append("        raise")
+    space: dict[str, Any] = {
+        "_ArgumentError": ArgumentError,
+        "_Tensor": torch.Tensor,
+        "_compiling": torch.compiler.is_compiling,
+        "_functorch": torch._C._functorch.peek_interpreter_stack,
+        "_no_gradient": lambda: refuse_transforms(op, torch),
+        "_outs": lambda out: check_outs(op, out, torch),
+        "_rest": [getattr(torch, o.dtype, None) if isinstance(o.dtype, str) else None for o in op.outputs[1:]],
+        "_default": default, "_out": out_overload, "_unpack": op.unpack,
+        "_explain": lambda error, values: explain_types(op, error, values, torch),
+    }  # fmt: skip
+    exec(compile("\n".join(lines), f"<pykern.{op.name}>", "exec"), space)
+    function = space[op.name]
+    function.__doc__ = op.doc or None
+    function.__module__ = "pykern"
+    function.__qualname__ = op.name
+    function.op = op
+    return function
+
+
+def refuse_transforms(op: Op, torch: Any) -> None:
+    """Raise GradientError inside torch.func.grad, vjp, jvp and the like, which would get zeros; vmap is fine."""
+    functorch = torch._C._functorch
+    for level in functorch.get_interpreter_stack() or ():
+        if level.key() in (functorch.TransformType.Grad, functorch.TransformType.Jvp):
+            raise GradientError(f"pykern.{op.name}: torch.func asked an inference-only op for a derivative")
+
+
+def check_outs(op: Op, out: Any, torch: Any) -> None:
+    """Refuse an ``out`` that is not a tensor, or not as many as there are results."""
+    count = len(op.outputs)
+    if isinstance(out, torch.Tensor) and (count == 1 or op.unpack is not None):
+        return
+    many = isinstance(out, (tuple, list)) and all(isinstance(t, torch.Tensor) for t in out)
+    if count == 1 or not many or len(out) != count:
+        names = ", ".join(o.name for o in op.outputs)
+        shown = f"{type(out).__name__} of {len(out)}" if isinstance(out, (tuple, list)) else type(out).__name__
+        raise ArgumentError("out", shown, "a tensor" if count == 1 else f"{count} tensors: ({names})")
+
+
+def explain_types(op: Op, error: Exception, values: Mapping[str, Any], torch: Any) -> None:
+    """Turn torch's refusal of an argument's Python type into an ArgumentError that names it."""
+    from pykern.errors import PykernError
+
+    if isinstance(error, PykernError):
+        return
+    for a in op.inputs:
+        v = values.get(a.name)
+        if isinstance(a, Tensor):
+            ok = (v is None and a.optional) or (
+                isinstance(v, (list, tuple)) and all(isinstance(t, torch.Tensor) for t in v)
+                if a.many
+                else isinstance(v, torch.Tensor)
+            )
+            if not ok:
+                want = "a list of tensors" if a.many else "a tensor" + (" or None" if a.optional else "")
+                raise ArgumentError(a.name, f"{type(v).__name__} {v!r}"[:80], want) from error
+        else:
+            kinds = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}[a.type]
+            if not isinstance(v, kinds) or (isinstance(v, bool) and a.type != "bool"):
+                raise ArgumentError(a.name, f"{type(v).__name__} {v!r}"[:80], f"a {a.type}") from error
+    if isinstance(error, NotImplementedError) or "Could not run" in str(error):
+        devices = {n: str(v.device) for n, v in values.items() if isinstance(v, torch.Tensor)}
+        raise ArgumentError(f"{op.name}: devices", devices, "all tensors on cpu, or all on one CUDA device") from error
