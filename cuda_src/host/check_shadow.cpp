@@ -362,7 +362,15 @@ void Check::global(const Access& a) {
   }
 }
 
+// Seconds of checking; a thread of a kernel that ends makes far fewer.
+constexpr uint32_t kMostAccesses = 1u << 25;
+
 void Check::touch(const Access& a) {
+  // A lane that runs away alone also fills the trace, which waits for the others.
+  const uint32_t most = options.trace ? kMostAccesses >> 4 : kMostAccesses;
+  if (++check_of(a.f).accesses > most) {
+    fatal("endless", a, "", 0, "after " + std::to_string(most) + " accesses by one thread: a loop without an end?");
+  }
   Block* owner = block_of(worker, reinterpret_cast<const void*>(a.address));
   const bool odd = a.bytes > 1 && a.bytes <= 16 && (a.bytes & (a.bytes - 1)) == 0 && a.address % a.bytes != 0;
   if (odd) {

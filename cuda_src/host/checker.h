@@ -49,6 +49,7 @@ struct ThreadCheck {
   std::vector<Accumulator> accumulators;
   std::vector<std::pair<uint32_t, uint32_t>> wgmma_ops;  // (wgmma of the thread, operation)
   uint32_t copy_op = 0;                                  // of the cp.async group being filled
+  uint32_t accesses = 0;                                 // so far, against endless loops
 };
 
 // ---- what happened to memory
