@@ -351,3 +351,15 @@ def test_on_a_gpu(nvrtc: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="smem"):
         dynamic.launch(1, 32, y, smem=1 << 20)
     assert raw.is_tensor(out)
+
+
+def test_a_loop_without_an_end_is_ended_under_the_checker() -> None:
+    text = """#include "core/vec.cuh"
+__global__ void runaway(const float* x, float* y, int n) {
+  float s = 0;
+  for (int i = threadIdx.x; i < n; i += 0) s += pk::ld(x + i);
+  pk::st(y + threadIdx.x, s);
+}"""
+    kernel = pykern.compile(text).kernel("runaway")
+    with pytest.raises(CheckError, match="endless"):
+        kernel.launch(1, 32, torch.ones(64), torch.ones(64), 64, check=True)
