@@ -43,12 +43,12 @@ PK_DEVICE constexpr uint8_t e5m2_from_float_bits(uint32_t x) { return fp8_from_f
 PK_DEVICE constexpr uint16_t e4m3_to_half_bits(uint8_t x) {
   const uint32_t sign = static_cast<uint32_t>(x & 0x80u) << 8;
   const uint32_t magnitude = x & 0x7fu;
-  if (magnitude == 0x7fu) return 0x7fffu;
-  if (magnitude >= 8u) return static_cast<uint16_t>(sign | ((magnitude << 7) + (8u << 10)));
-  if (magnitude == 0u) return static_cast<uint16_t>(sign);
-  // Subnormals are magnitude * 2^-9, normal in half: shift until the leading one sits at bit 3.
-  const uint32_t up = magnitude >= 4u ? 1u : magnitude >= 2u ? 2u : 3u;
-  return static_cast<uint16_t>(sign | (((magnitude << up) & 7u) << 7) | ((9u - up) << 10));
+  // Subnormals are magnitude * 2^-9, normal in half: shift until the leading one sits at bit 3. All by selection: with
+  // branches, what uses this many times over takes the compiler minutes.
+  const uint32_t up = 1u + (magnitude < 4u) + (magnitude < 2u);
+  const uint32_t small = magnitude == 0u ? 0u : (((magnitude << up) & 7u) << 7) | ((9u - up) << 10);
+  const uint32_t finite = sign | (magnitude >= 8u ? (magnitude << 7) + (8u << 10) : small);
+  return static_cast<uint16_t>(magnitude == 0x7fu ? 0x7fffu : finite);
 }
 
 PK_DEVICE constexpr uint16_t e5m2_to_half_bits(uint8_t x) {

@@ -61,24 +61,29 @@ __global__ void __launch_bounds__(kDequantizeThreads)
     const uint32_t piece = min(first + p * kDequantizeThreads, pieces - 1);
     const uint32_t r = piece / per_row;
     at[p] = static_cast<int>(piece - r * per_row) * 8;
-    row[p] = matrix_row(ids, id_type, r, n);
+    uint32_t kind = static_cast<uint32_t>(id_type);
+    forget(kind);
+    row[p] = matrix_row(ids, static_cast<int>(kind), r, n);
     to[p] = static_cast<int64_t>(r) * k + at[p];
   }
   if (q.fast() && wide) {
     typename L::Raw raw[kDequantizePieces];
 #pragma unroll
-    for (int p = 0; p < kDequantizePieces; ++p) raw[p] = L::load(q, row[p] < 0 ? 0 : row[p], at[p]);
+    for (int p = 0; p < kDequantizePieces; ++p) raw[p] = L::load(q.opaque(), row[p] < 0 ? 0 : row[p], at[p]);
     grid_wait();
     grid_launch_dependents();
 #pragma unroll
     for (int p = 0; p < kDequantizePieces; ++p) {
       if (first + p * kDequantizeThreads >= pieces) break;
-      Vec<float, 8> w = L::decode(q, raw[p], at[p]);
+      Vec<float, 8> w = L::decode(q.opaque(), raw[p], at[p]);
       if (row[p] < 0) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) w[i] = NAN;
       }
-      store_eight(y, to[p], w, out_type);
+      // Else the compiler makes a copy of all these loops for every type, which takes it minutes for emulated fp8.
+      uint32_t type = static_cast<uint32_t>(out_type);
+      forget(type);
+      store_eight(y, to[p], w, static_cast<int>(type));
     }
   } else {
     grid_wait();
@@ -87,8 +92,12 @@ __global__ void __launch_bounds__(kDequantizeThreads)
     for (int p = 0; p < kDequantizePieces; ++p) {
       if (first + p * kDequantizeThreads >= pieces) break;
 #pragma unroll 1
-      for (int i = 0; i < 8 && at[p] + i < k; ++i)
-        store_one(y, to[p] + i, row[p] < 0 ? NAN : L::one(q, row[p], at[p] + i), out_type);
+      for (int i = 0; i < 8 && at[p] + i < k; ++i) {
+        uint32_t type = static_cast<uint32_t>(out_type);
+        forget(type);
+        const float w = row[p] < 0 ? NAN : L::one(q.opaque(), row[p], at[p] + i);
+        store_one(y, to[p] + i, w, static_cast<int>(type));
+      }
     }
   }
 }

@@ -134,7 +134,7 @@ op = Op(
     """,
     mutants=(
         ("to[p] = static_cast<int64_t>(r) * k + at[p]", "to[p] = static_cast<int64_t>(r) * k + (at[p] ^ 8)"),
-        ("L::one(q, row[p], at[p] + i)", "L::one(q, row[p], at[p])"),
+        ("L::one(q.opaque(), row[p], at[p] + i)", "L::one(q.opaque(), row[p], at[p])"),
         ("if (type == kQuantF16) store_eight<half>", "if (type == kQuantF16) store_eight<bf16>"),
         ("for (int i = 0; i < 8; i += kStep) {", "for (int i = 0; i < 8; i += 8) {"),
     ),
