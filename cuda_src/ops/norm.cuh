@@ -141,7 +141,7 @@ PK_DEVICE void norm_in_registers(const NormArgs<T>& a, int64_t row, typename Row
 // Layer norm makes one pass more and needs the registers for it.
 template <bool kLayer, int kThreads>
 constexpr int kNormResident =
-    kLayer && RowGroup<kThreads>::kResident > 1 ? RowGroup<kThreads>::kResident * 5 / 8 : RowGroup<kThreads>::kResident;
+    RowGroup<kThreads>::kResident > 1 ? RowGroup<kThreads>::kResident * (kLayer ? 4 : 6) / 8 : 1;
 
 template <class T, bool kLayer, int kThreads, int kPer>
 __global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, kNormResident<kLayer, kThreads>)
