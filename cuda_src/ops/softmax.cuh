@@ -61,8 +61,12 @@ PK_DEVICE void softmax_in_registers(const T* in, T* out, int n, bool log, typena
     row_store_stream<kFast>(out, Group::at(k, kChunk<T>), n, chunk_result(v[k], m, s, log));
 }
 
+// A cap on registers that sm_120 does not spill under; sm_90a stays below it by itself.
+template <int kThreads>
+constexpr int kSoftmaxResident = (RowGroup<kThreads>::kResident + 1) / 2;
+
 template <class T, int kThreads, int kPer>
-__global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, RowGroup<kThreads>::kResident)
+__global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, kSoftmaxResident<kThreads>)
     softmax_rows(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int n, int64_t stride, int flags) {
   using Group = RowGroup<kThreads>;
   PK_SMEM(typename Group::Smem, smem);
