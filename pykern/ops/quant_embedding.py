@@ -112,7 +112,7 @@ op = Op(
     mutants=(
         ("return id >= 0 && id < n ? id : -1;", "return id >= 0 ? (id < n ? id : 0) : -1;"),
         ("return id >= 0 && id < n ? id : -1;", "return id < n ? max(id, int64_t(0)) : -1;"),
-        ("row[p] = matrix_row(ids, id_type, r, n);", "row[p] = r % n;"),
+        ("row[p] = matrix_row(ids, static_cast<int>(kind), r, n);", "row[p] = r % n;"),
     ),
     benches=(
         {
