@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 from pykern.errors import ArgumentError, GradientError, KernelError
 from pykern.op import ASYNC_ORDERS, HostOptions, Op, host_options, tensor_info
 from pykern.plan import Launch, Target
-from pykern.schema import DTYPE_CODES, Scalar, Tensor, output_info
+from pykern.schema import DTYPE_CODES, ITEMSIZE, Scalar, Tensor, output_info
 
 
 @dataclass
@@ -351,7 +352,13 @@ def make_public(op: Op, torch: Any) -> Callable[..., Any]:
     lines.append("        _no_gradient()")
     lines.append("    try:")
     for a in op.inputs:
-        if isinstance(a, Scalar) and (a.low is not None or a.high is not None):
+        if not isinstance(a, Scalar):
+            continue
+        # torch would take 2.5 for a bool, a float for an int, and wait for a tensor's value.
+        fits = f"type({a.name}) is {a.type}" if a.type != "bool" else f"{a.name} is True or {a.name} is False"
+        lines.append(f"        if not ({fits}):")
+        lines.append(f"            {a.name} = _scalar({a.name!r}, {a.type!r}, {a.name})")
+        if a.low is not None or a.high is not None:
             low = f"{a.low!r} <= " if a.low is not None else ""
             high = f" <= {a.high!r}" if a.high is not None else ""
             lines.append(f"        if not ({low}{a.name}{high}):")
@@ -379,11 +386,13 @@ def make_public(op: Op, torch: Any) -> Callable[..., Any]:
     else:
         lines.append(f"        return {result}")
     lines.append("    except (TypeError, RuntimeError) as error:")
-    lines.append(f"        _explain(error, dict({', '.join(f'{n}={n}' for n in names_)}))")
+    named = [*names_, "out"] if out_overload is not None else names_
+    lines.append(f"        _explain(error, dict({', '.join(f'{n}={n}' for n in named)}))")
     lines.append("        raise")
     space: dict[str, Any] = {
         "_ArgumentError": ArgumentError,
         "_Tensor": torch.Tensor,
+        "_scalar": scalar_argument,
         "_compiling": torch.compiler.is_compiling,
         "_functorch": torch._C._functorch.peek_interpreter_stack,
         "_no_gradient": lambda: refuse_transforms(op, torch),
@@ -410,38 +419,111 @@ def refuse_transforms(op: Op, torch: Any) -> None:
 
 
 def check_outs(op: Op, out: Any, torch: Any) -> None:
-    """Refuse an ``out`` that is not a tensor, or not as many as there are results."""
+    """Refuse an ``out`` that is not a tensor, not as many as there are results, or that no kernel can write."""
     count = len(op.outputs)
-    if isinstance(out, torch.Tensor) and (count == 1 or op.unpack is not None):
-        return
+    alone = isinstance(out, torch.Tensor)
     many = isinstance(out, (tuple, list)) and all(isinstance(t, torch.Tensor) for t in out)
-    if count == 1 or not many or len(out) != count:
+    if not (alone and (count == 1 or op.unpack is not None)) and (count == 1 or not many or len(out) != count):
         names = ", ".join(o.name for o in op.outputs)
         shown = f"{type(out).__name__} of {len(out)}" if isinstance(out, (tuple, list)) else type(out).__name__
         raise ArgumentError("out", shown, "a tensor" if count == 1 else f"{count} tensors: ({names})")
+    for t in (out,) if alone else out:
+        if t.is_neg() or t.is_conj():
+            raise ArgumentError("out", "a lazily negated or conjugated view", "a tensor with plain memory")
+
+
+def scalar_argument(name: str, kind: str, value: Any) -> Any:
+    """``value`` as a ``kind`` (bool, int, float, str) where nothing is lost by it; else ArgumentError.
+
+    Called for what is not of that very type: numpy's numbers and torch's symbolic ones pass, tensors do not.
+    """
+    import numbers
+
+    symbolic = type(value).__name__ in ("SymInt", "SymFloat", "SymBool")
+    if symbolic and type(value).__name__ == {"bool": "SymBool", "int": "SymInt"}.get(kind, type(value).__name__):
+        return value
+    truth = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
+    if kind == "str" and isinstance(value, str):
+        return str.__str__(value)
+    if kind == "bool" and truth:
+        return bool(value)
+    if kind == "int" and isinstance(value, numbers.Integral) and not truth:
+        return int(value)
+    if kind == "float" and isinstance(value, numbers.Real) and not truth:
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    want = {"bool": "True or False", "int": "an int", "float": "a float", "str": "a str"}[kind]
+    raise ArgumentError(name, f"{type(value).__name__} {value!r}"[:80], want)
 
 
 def explain_types(op: Op, error: Exception, values: Mapping[str, Any], torch: Any) -> None:
-    """Turn torch's refusal of an argument's Python type into an ArgumentError that names it."""
+    """Turn torch's refusal of an argument into an ArgumentError that names it; returns where it cannot."""
     from pykern.errors import PykernError
 
     if isinstance(error, PykernError):
         return
     for a in op.inputs:
         v = values.get(a.name)
-        if isinstance(a, Tensor):
-            ok = (v is None and a.optional) or (
-                isinstance(v, (list, tuple)) and all(isinstance(t, torch.Tensor) for t in v)
-                if a.many
-                else isinstance(v, torch.Tensor)
-            )
-            if not ok:
-                want = "a list of tensors" if a.many else "a tensor" + (" or None" if a.optional else "")
-                raise ArgumentError(a.name, f"{type(v).__name__} {v!r}"[:80], want) from error
-        else:
-            kinds = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}[a.type]
-            if not isinstance(v, kinds) or (isinstance(v, bool) and a.type != "bool"):
-                raise ArgumentError(a.name, f"{type(v).__name__} {v!r}"[:80], f"a {a.type}") from error
-    if isinstance(error, NotImplementedError) or "Could not run" in str(error):
-        devices = {n: str(v.device) for n, v in values.items() if isinstance(v, torch.Tensor)}
-        raise ArgumentError(f"{op.name}: devices", devices, "all tensors on cpu, or all on one CUDA device") from error
+        if isinstance(a, Scalar):
+            if a.type == "int" and isinstance(v, int) and not -(2**63) <= v < 2**63:
+                raise ArgumentError(a.name, v, "a 64-bit int") from error
+            continue
+        ok = (v is None and a.optional) or (
+            isinstance(v, (list, tuple)) and all(isinstance(t, torch.Tensor) for t in v)
+            if a.many
+            else isinstance(v, torch.Tensor)
+        )
+        if not ok:
+            want = "a list of tensors" if a.many else "a tensor" + (" or None" if a.optional else "")
+            shown = f"{type(v).__name__} {v!r}"
+            if a.many and isinstance(v, (list, tuple)):
+                shown = f"{type(v).__name__} of {', '.join(type(t).__name__ for t in v)}"
+            raise ArgumentError(a.name, shown[:80], want) from error
+        if a.many and not v and isinstance(error, NotImplementedError):
+            raise ArgumentError(a.name, "an empty list", "a list of tensors") from error
+    given: list[tuple[str, Any, Tensor | None]] = []
+    for spec in (*(a for a in op.inputs if isinstance(a, Tensor)), None):
+        v = values.get(spec.name if spec else "out")
+        name = spec.name if spec else "out"
+        if isinstance(v, (list, tuple)):
+            given += [(f"{name}[{i}]", t, spec) for i, t in enumerate(v)]
+        elif v is not None:
+            given.append((name, v, spec))
+    for name, t, spec in given:
+        explain_tensor(name, t, spec, error, torch)
+    if "aoti_torch_empty_strided" in str(error):
+        refuse_allocation(op, error, values, torch)
+
+
+def explain_tensor(name: str, t: Any, spec: Tensor | None, error: Exception, torch: Any) -> None:
+    """ArgumentError when ``t`` is of a kind that torch does not dispatch to the ops."""
+    if t.is_nested:
+        raise ArgumentError(name, "a nested tensor", "a plain tensor; pass its values and offsets") from error
+    if t.layout != torch.strided:
+        raise ArgumentError(f"{name}.layout", t.layout, "torch.strided; call .to_dense()") from error
+    if t.is_quantized:
+        allowed = "a plain tensor; call .dequantize(), or see pykern.quantize"
+        raise ArgumentError(f"{name}.dtype", f"{t.dtype}, torch's quantised", allowed) from error
+    if spec is not None and spec.role == "mutated" and (t.is_neg() or t.is_conj()):
+        raise ArgumentError(name, "a lazily negated or conjugated view", "a tensor with plain memory") from error
+    if "__torch_dispatch__" in str(error) and type(t) not in (torch.Tensor, torch.nn.Parameter):
+        allowed = "a plain torch.Tensor, or a subclass whose __torch_dispatch__ knows the op"
+        raise ArgumentError(name, f"a {type(t).__name__}", allowed) from error
+    if t.device.type not in ("cpu", "cuda", "meta"):
+        raise ArgumentError(f"{name}.device", t.device, "cpu, cuda") from error
+
+
+def refuse_allocation(op: Op, error: Exception, values: Mapping[str, Any], torch: Any) -> None:
+    """Raise torch.OutOfMemoryError with the outputs' sizes: the launcher's own words are those of a C function."""
+    problem = op.problem_of_args({a.name: values.get(a.name) for a in op.inputs})
+    parts, total = [], 0
+    for spec in op.outputs:
+        dtype, shape = output_info(problem, spec)
+        nbytes = math.prod(shape) * ITEMSIZE[dtype]
+        total += nbytes
+        parts.append(f"{spec.name} {tuple(shape)} {dtype}")
+    raise torch.OutOfMemoryError(
+        f"pykern.{op.name}: no memory on {problem.device} for {', '.join(parts)} ({total:,} bytes) or a workspace"
+    ) from error

@@ -213,6 +213,8 @@ def names() -> list[str]:
 
 def get(name: str) -> Op:
     """The op called ``name``, or the one a ``.py`` file binds (:func:`load`); ArgumentError lists what there is."""
+    if not isinstance(name, str):
+        raise ArgumentError("op", repr(name)[:80], "an op's name or the path of a .py file")
     found = _registry.get(name)
     if found is not None:
         return found
@@ -331,10 +333,15 @@ def host(
     new = replace(before, **{k: v for k, v in given.items() if v is not None})
     if new.async_order not in ASYNC_ORDERS:
         raise ArgumentError("async_order", repr(new.async_order), ", ".join(ASYNC_ORDERS))
-    if not 0 <= new.seed < 2**63:
-        raise ArgumentError("seed", new.seed, "0..2**63-1")
-    if new.threads < 0 or new.sms < 1:
-        raise ArgumentError("threads, sms", (new.threads, new.sms), "threads >= 0, sms >= 1")
+    for name in ("check", "trace"):
+        if not isinstance(getattr(new, name), bool):
+            raise ArgumentError(name, repr(getattr(new, name)), "True or False")
+    for name, low, high in (("seed", 0, 2**63 - 1), ("threads", 0, 1024), ("sms", 1, 1024)):
+        value = getattr(new, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ArgumentError(name, repr(value), f"an int in {low}..{high}")
+    if not isinstance(new.arch, str):
+        raise ArgumentError("arch", repr(new.arch), "a str such as '90a'")
     new.target()
     _set_host(new)
     try:
@@ -382,11 +389,44 @@ def register_all() -> None:
         op.public  # noqa: B018
 
 
-def use_tuning(text: str | None) -> None:
-    """Put a tuning file (JSON text; None: none) into force; plans are made anew."""
-    plans.tuning = plans.Tuning.load(text) if text else plans.Tuning()
+def use_tuning(tuning: str | os.PathLike[str] | None) -> None:
+    """Put a tuning file into force (its path, or its JSON text; None: none); plans are made anew.
+
+    ``{"90a": {"softmax": {"key": value}}}``: by architecture and op. ArgumentError for anything else, and for an
+    architecture or op that does not exist (one of your own: register it first).
+    """
+    plans.tuning = _tuning(tuning)
     if (live := _live()) is not None:
         live.forget_plans()
+
+
+def _tuning(given: str | os.PathLike[str] | None) -> plans.Tuning:
+    if given is None:
+        return plans.Tuning()
+    what = "a JSON file {arch: {op: {key: value}}}, or its text"
+    if not isinstance(given, (str, os.PathLike)):
+        raise ArgumentError("tuning", f"{type(given).__name__} {given!r}"[:80], f"{what}, or None")
+    text = os.fspath(given)
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise ArgumentError("tuning", repr(text)[:80], f"{what}, or None")
+    if isinstance(given, os.PathLike) or text.lstrip()[0] not in "{[":
+        if not os.path.isfile(text):
+            why = "a folder" if os.path.isdir(text) else "not a plain file" if os.path.exists(text) else "no such file"
+            raise ArgumentError("tuning", repr(text)[:200], f"{what} ({why})")
+        try:
+            with open(text, encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, UnicodeError) as error:
+            raise ArgumentError("tuning", repr(text)[:200], f"{what} ({error})") from error
+    found = plans.Tuning.load(text)
+    known = {*names(), *_registry}
+    for arch, ops in found.table.items():
+        if arch not in plans.TARGETS:
+            raise ArgumentError("tuning file", f"architecture {arch!r}", ", ".join(plans.TARGETS))
+        for op in ops:
+            if op not in known:
+                raise ArgumentError("tuning file", f"op {op!r}", ", ".join(sorted(known)))
+    return found
 
 
 def refuse_capture(what: str) -> None:

@@ -221,7 +221,7 @@ class Tuning:
         """Parse a tuning file; ArgumentError names what is wrong."""
         try:
             table = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ArgumentError("tuning file", str(error), "JSON {arch: {op: {key: value}}}") from error
         ok = isinstance(table, dict) and all(
             isinstance(ops, dict) and all(isinstance(keys, dict) for keys in ops.values()) for ops in table.values()
@@ -237,7 +237,7 @@ tuning = Tuning()
 def tuned(target: Target, op: str, key: str, default: int) -> int:
     """An integer knob of ``op``: from the tuning file in force, else ``default``."""
     value = tuning.get(target.arch, op, key, default)
-    if not isinstance(value, int):
+    if not isinstance(value, int) or isinstance(value, bool):
         raise ArgumentError(f"tuning {target.arch}.{op}.{key}", value, "an integer")
     return value
 

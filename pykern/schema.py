@@ -23,6 +23,12 @@ DTYPE_CODES = {
     "bool": 11, "bfloat16": 15, "float8_e5m2": 23, "float8_e4m3fn": 24,
 }  # fmt: skip
 DTYPE_NAMES = {code: name for name, code in DTYPE_CODES.items()}
+# Names of dtypes that no op takes, for messages.
+OTHER_DTYPES = {
+    8: "complex32", 9: "complex64", 10: "complex128", 12: "qint8", 13: "quint8", 14: "qint32", 16: "quint4x2",
+    17: "quint2x4", 25: "float8_e5m2fnuz", 26: "float8_e4m3fnuz", 27: "uint16", 28: "uint32", 29: "uint64",
+    44: "float8_e8m0fnu", 45: "float4_e2m1fn_x2",
+}  # fmt: skip
 ITEMSIZE = {
     "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "float32": 4, "float64": 8,
     "bool": 1, "bfloat16": 2, "float8_e5m2": 1, "float8_e4m3fn": 1,
@@ -320,7 +326,7 @@ def build_problem(
                 device, first = (info.device, info.index), spec.name
             elif (info.device, info.index) != device:
                 raise ArgumentError(
-                    f"{spec.name}.device", f"{info.device}:{info.index}", f"{device[0]}:{device[1]}, as {first}"
+                    f"{spec.name}.device", _place(info.device, info.index), f"{_place(*device)}, as {first}"
                 )
         if spec.many:
             continue
@@ -330,6 +336,10 @@ def build_problem(
     problem = Problem(tensors, dims, scalars, where[0], where[1], dict(outs or {}))
     problem.__dict__["starred"] = starred
     return problem
+
+
+def _place(device: str, index: int) -> str:
+    return f"{device}:{index}" if device == "cuda" else device
 
 
 def output_info(problem: Problem, out: Out) -> tuple[str, tuple[Any, ...]]:

@@ -88,7 +88,7 @@ struct Call {
   bool grad = false;
 
   void put(int64_t v) {
-    if (nk == kMaxWords) throw std::runtime_error("too many tensor dimensions in one call");
+    if (nk == kMaxWords) throw std::runtime_error("got more metadata than one call may have, allowed: 640 words");
     key[nk++] = v;
   }
 
@@ -96,7 +96,7 @@ struct Call {
     auto t = reinterpret_cast<AtenTensorHandle>(v);
     if (nt == kMaxTensors) {
       aoti_torch_delete_tensor_object(t);
-      throw std::runtime_error("too many tensors in one call");
+      throw std::runtime_error("got too many tensors, allowed: 48 in one call");
     }
     const int k = nt++;
     own[k].reset(t);
@@ -129,8 +129,14 @@ struct Call {
     if (g_requires_grad && !grad) grad = g_requires_grad(*reinterpret_cast<void**>(t));
     const int64_t align = __builtin_ctzll(reinterpret_cast<uintptr_t>(p) | 256);
     put(dtype[k] | d << 16 | static_cast<int64_t>(type) << 24 | static_cast<int64_t>(index & 0xff) << 32 | align << 40);
-    for (int64_t j = 0; j < d; ++j) put(sz[j]);
+    int64_t numel = p || type > 1 ? 0 : 1;  // of a null pointer on the CPU (0) or a CUDA device (1)
+    for (int64_t j = 0; j < d; ++j) {
+      put(sz[j]);
+      numel *= sz[j];
+    }
     for (int64_t j = 0; j < d; ++j) put(sr[j]);
+    // A storage of 0 bytes (resize_(0), as sharded training does) keeps the tensor's sizes.
+    if (numel) throw std::runtime_error("got a tensor without memory (its storage is empty), allowed: one with its data");
   }
 
   void scalar(double fv, int64_t iv) {
@@ -200,6 +206,8 @@ struct Call {
         const char* c = "";
         CK(torch_string_length(s.h, &n));
         CK(torch_string_c_str(s.h, &c));
+        if (n > 256)
+          throw std::runtime_error("got a text of " + std::to_string(n) + " bytes, allowed: one of its few words");
         put(static_cast<int64_t>(n));
         for (size_t j = 0; j < n; j += 8) {
           int64_t w = 0;

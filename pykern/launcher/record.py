@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pykern.plan import F32, I32, I64, In, Launch, OutPtr, Plan, Run, TensorMap, Ws
-from pykern.schema import DTYPE_CODES, DTYPE_NAMES, ITEMSIZE, Scalar, Tensor, TensorInfo, contiguous_strides
+from pykern.schema import (
+    DTYPE_CODES,
+    DTYPE_NAMES,
+    ITEMSIZE,
+    OTHER_DTYPES,
+    Scalar,
+    Tensor,
+    TensorInfo,
+    contiguous_strides,
+)  # fmt: skip
 
 MAGIC = 0x706B02
 IN_PTR, OUT_PTR, WS_PTR, K_I32, K_I64, K_F32, RUN_F32, RUN_I32, RUN_I64, MAP = range(10)
@@ -44,7 +53,7 @@ def unpack_key(
         code, d = head & 0xFFFF, head >> 16 & 0xFF
         device, index = head >> 24 & 0xFF, head >> 32 & 0xFF
         info = TensorInfo(
-            DTYPE_NAMES.get(code, f"dtype {code}"),
+            DTYPE_NAMES.get(code) or OTHER_DTYPES.get(code, f"dtype {code}"),
             tuple(words[at : at + d]),
             tuple(words[at + d : at + 2 * d]),
             1 << (head >> 40),
