@@ -335,12 +335,15 @@ op = Op(
             buffer is fine). d is 1..256; multiples of 8 with 16-byte aligned rows use tensor cores in 16-bit types.
         k, v: of q's dtype, ``[kv_tokens, kv_heads, d]`` or paged ``[pages, page_size, kv_heads, d]``; heads is any
             multiple of kv_heads.
-        cu_q: int32 ``[b + 1]``, query offsets of the sequences, from 0. None: tokens are divided evenly over the
-            sequences of kv_lens (one sequence without it).
+        cu_q: int32 ``[b + 1]``, query offsets of the sequences, from 0 and never decreasing: queries before the first
+            are not written, and sequences that share queries race (a finding of the checker). None: tokens are
+            divided evenly over the sequences of kv_lens (one sequence without it).
         cu_kv: int32 ``[b + 1]``, key offsets; with cu_q and contiguous keys.
-        kv_lens: int32 ``[b]``, key lengths; with page_table, or to use less than what contiguous keys hold.
+        kv_lens: int32 ``[b]``, key lengths; with page_table, or to use less than what contiguous keys hold. They and
+            the offsets are clamped to what the tensors hold: nothing is read or written out of bounds.
         page_table: int32 ``[b, max_pages]``, page ids in order; entries past a length are never used. A page id out of
-            range makes the queries that see it NaN (in 16-bit types also others of their tile).
+            range (negative, or not below pages) makes the queries that see it NaN (in 16-bit types also others of
+            their tile): a defined result, no finding of the checker.
         causal: hide keys after the query's own position.
         window: with causal, the number of keys a query sees, its own included; 0: all.
         softcap: cap the scores, ``cap * tanh(score / cap)``, before the mask; 0: off.

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pykern
-from pykern.errors import ArgumentError
+from pykern.errors import ArgumentError, CheckError
 from pykern.jit import sources
 from pykern.numerics import mismatch, same_bits
 from pykern.op import host, register
@@ -324,6 +324,26 @@ def test_a_page_id_out_of_range_gives_nan_to_its_sequence_alone(dtype, q_len, pa
     got = op(**args)
     assert same_bits(got[:q_len], want[:q_len])
     assert bool(torch.isnan(got[q_len:]).all())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_page_id_out_of_range_is_no_finding_of_the_checker(dtype):
+    args = args_of(dtype, [(1, 40), (1, 50)], d=32, kv_heads=1, group=2, page_size=16, causal=True)
+    for page in (-1, -(2**31), len(args["k"]), 2**31 - 1):
+        args["page_table"][1, 0] = page
+        with host(check=True, seed=1):
+            got = op(**args)
+        assert not bool(torch.isnan(got[0]).any()) and bool(torch.isnan(got[1]).all()), page
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sequences_that_share_queries_are_a_finding_of_the_checker(dtype):
+    q, k = torch.zeros(8, 2, 32, dtype=getattr(torch, dtype)), torch.zeros(30, 1, 32, dtype=getattr(torch, dtype))
+    good = {"q": q, "k": k, "v": k, "cu_kv": ints(0, 10, 20, 30)}
+    with host(check=True, seed=1):
+        op(**good, cu_q=ints(0, 3, 3, 8))
+        with pytest.raises(CheckError, match="global_race.*out"):
+            op(**good, cu_q=ints(0, 5, 3, 8))
 
 
 def test_lengths_beyond_the_capacity_are_clamped():
