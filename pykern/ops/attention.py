@@ -343,7 +343,7 @@ op = Op(
             the offsets are clamped to what the tensors hold: nothing is read or written out of bounds.
         page_table: int32 ``[b, max_pages]``, page ids in order; entries past a length are never used. A page id out of
             range (negative, or not below pages) makes the queries that see it NaN (in 16-bit types also others of
-            their tile): a defined result, no finding of the checker.
+            their tile), with and without the checker.
         causal: hide keys after the query's own position.
         window: with causal, the number of keys a query sees, its own included; 0: all.
         softcap: cap the scores, ``cap * tanh(score / cap)``, before the mask; 0: off.
