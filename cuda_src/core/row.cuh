@@ -1,7 +1,6 @@
-// Rows kept in registers. A group of kThreads threads owns a row of n elements; each thread's share is whole chunks of
-// 16 bytes, chunk number k * kThreads + t being its k-th, whatever the row's alignment (unaligned rows load a chunk
-// element by element). So the order of any reduction over a row, and with it every bit, depends on n alone.
-// kThreads = 32: a warp owns a row and a block holds 4; otherwise the block is the group.
+// Rows, and the groups of threads that own them. A group's share of a row is whole chunks of 16 bytes, chunk number
+// k * threads + t being thread t's k-th, whatever the row's alignment (unaligned rows load a chunk element by element).
+// So the order of any reduction over a row, and with it every bit, depends on n alone.
 #pragma once
 #include "core/block.cuh"
 #include "core/vec.cuh"
@@ -14,35 +13,41 @@ constexpr int kChunk = 16 / static_cast<int>(sizeof(T));
 template <class T>
 using Chunk = Vec<T, kChunk<T>>;
 
-// Between two passes over a row: 16-bit elements are converted again rather than kept as floats, in half the registers.
-template <class T, int kPer>
-PK_DEVICE void row_stays_packed(Chunk<T> (&v)[kPer]) {
-  if constexpr (sizeof(T) == 2) {
+using ChunkWords = Vec<uint32_t, 4>;
+
+// Makes the compiler forget what it knows of a chunk, which so stays packed: see forget().
+PK_DEVICE void forget(ChunkWords& words) {
 #pragma unroll
-    for (int k = 0; k < kPer; ++k)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) forget(reinterpret_cast<uint32_t*>(&v[k])[i]);
-  }
+  for (int i = 0; i < 4; ++i) forget(words[i]);
 }
 
-// A row kernel has two bodies: kFast, where every row it touches starts on 16 bytes and n is a multiple of kChunk, and
-// the other, which goes element by element. One test at the top picks: a test per chunk would keep the loads of a row
-// from being in flight together.
+// kFast: every row touched starts on 16 bytes and n is a multiple of kChunk; otherwise rows go element by element. One
+// test at the top of a kernel picks, or the plan: a test per chunk would keep the loads of a row from being in flight
+// together.
 //
-// Elements [at, at + kChunk) of a row of n; `pad` past its end. at is a multiple of kChunk.
-template <bool kFast, class T>
+// Elements [at, at + kChunk) of a row of n; `pad` past its end. at is a multiple of kChunk. kStream: data touched once,
+// which does not stay in the cache.
+template <bool kFast, bool kStream = false, class T>
 PK_DEVICE Chunk<T> row_load(const T* row, int at, int n, T pad) {
   Chunk<T> v;
 #pragma unroll
   for (int i = 0; i < kChunk<T>; ++i) v[i] = pad;
   if constexpr (kFast) {
-    if (at < n) v = ld_vec<T, kChunk<T>>(row + at);
+    ChunkWords words = to_words(v);
+    const ChunkWords* p = reinterpret_cast<const ChunkWords*>(row + at);
+    if (at < n) words = kStream ? ld_stream(p) : ld(p);
+    forget(words);
+    return from_words<T>(words);
   } else {
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i)
       if (at + i < n) v[i] = ld(row + at + i);
+    return v;
   }
-  return v;
+}
+template <bool kFast, class T>
+PK_DEVICE Chunk<T> row_load_stream(const T* row, int at, int n, T pad) {
+  return row_load<kFast, true>(row, at, n, pad);
 }
 
 template <bool kFast, class T>
@@ -56,16 +61,6 @@ PK_DEVICE void row_store(T* row, int at, int n, const Chunk<T>& v) {
   }
 }
 
-// The same for data touched once: it does not stay in the cache.
-template <bool kFast, class T>
-PK_DEVICE Chunk<T> row_load_stream(const T* row, int at, int n, T pad) {
-  if constexpr (!kFast) return row_load<false>(row, at, n, pad);
-  Chunk<T> v;
-#pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i) v[i] = pad;
-  if (at < n) v = ld_vec_stream<T, kChunk<T>>(row + at);
-  return v;
-}
 template <bool kFast, class T>
 PK_DEVICE void row_store_stream(T* row, int at, int n, const Chunk<T>& v) {
   if constexpr (!kFast) {
@@ -75,20 +70,21 @@ PK_DEVICE void row_store_stream(T* row, int at, int n, const Chunk<T>& v) {
   }
 }
 
+// kThreads = 32: a warp owns a row and a block holds 4; otherwise the block is the group.
 template <int kThreads>
 struct RowGroup {
-  // Blocks an SM should hold, so that enough rows are in flight: caps registers at 64, at 80 for a warp's row.
-  static constexpr int kResident = kThreads == kWarp ? 6 : kThreads >= 512 ? 2 : 1024 / kThreads;
   static constexpr int kRows = kThreads == kWarp ? 4 : 1;
   static constexpr int kBlock = kRows * kThreads;
+  // Blocks an SM should hold, so that enough rows are in flight: 896 threads, of at most 72 registers.
+  static constexpr int kResident = kThreads >= 512 ? 1 : 896 / kBlock;
   struct Smem {
     float scratch[kBlock / kWarp];
   };
   PK_DEVICE static int64_t row() {
     return static_cast<int64_t>(blockIdx.x) * kRows + (kRows > 1 ? threadIdx.x / kWarp : 0);
   }
+  PK_DEVICE static int threads() { return kThreads; }
   PK_DEVICE static int thread() { return kRows > 1 ? threadIdx.x % kWarp : threadIdx.x; }
-  PK_DEVICE static int at(int k, int chunk) { return (k * kThreads + thread()) * chunk; }
   PK_DEVICE static float sum(float v, Smem& smem) {
     if constexpr (kRows > 1) return warp_sum(v);
     return block_sum<kBlock>(v, smem.scratch);
@@ -97,6 +93,57 @@ struct RowGroup {
     if constexpr (kRows > 1) return warp_max(v);
     return block_max<kBlock>(v, smem.scratch);
   }
+};
+
+// A block of any size owns a row; sums have the same order as RowGroup's of that size.
+struct AnyRowGroup {
+  struct Smem {
+    float scratch[kWarp];
+  };
+  PK_DEVICE static int64_t row() { return blockIdx.x; }
+  PK_DEVICE static int threads() { return blockDim.x; }
+  PK_DEVICE static int thread() { return threadIdx.x; }
+  // The warps' results, each in a lane, `identity` in the lanes without one.
+  PK_DEVICE static float of_warps(float v, float identity, Smem& smem) {
+    if (lane_id() == 0) smem.scratch[warp_id()] = v;
+    __syncthreads();
+    v = lane_id() < static_cast<int>(blockDim.x) / kWarp ? smem.scratch[lane_id()] : identity;
+    __syncthreads();
+    return v;
+  }
+  PK_DEVICE static float sum(float v, Smem& smem) { return warp_sum(of_warps(warp_sum(v), 0.0f, smem)); }
+  PK_DEVICE static float max(float v, Smem& smem) { return warp_max(of_warps(warp_max(v), -INFINITY, smem)); }
+};
+
+// A row's chunks where a kernel keeps them: in registers, kPer a thread, or in memory, where every pass reads them
+// again. A thread's k-th chunk starts at element at(k); again() comes between two passes.
+template <class T, class Group, int kPer>
+struct RegisterRow {
+  static constexpr bool kFast = true;
+  ChunkWords words[kPer];
+  PK_DEVICE static constexpr int per() { return kPer; }
+  PK_DEVICE static int at(int k) { return (k * Group::threads() + Group::thread()) * kChunk<T>; }
+  PK_DEVICE Chunk<T> chunk(int k) const { return from_words<T>(words[k]); }
+  PK_DEVICE void set(int k, const Chunk<T>& v) { words[k] = to_words(v); }
+  PK_DEVICE void again() {
+    // Else the compiler keeps the row both packed and as floats.
+    if constexpr (sizeof(T) == 2) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) forget(words[k]);
+    }
+  }
+};
+
+template <class T, class Group, bool kAligned>
+struct MemoryRow {
+  static constexpr bool kFast = kAligned;
+  const T* row;
+  int n;
+  T pad;
+  PK_DEVICE int per() const { return (n + Group::threads() * kChunk<T> - 1) / (Group::threads() * kChunk<T>); }
+  PK_DEVICE static int at(int k) { return (k * Group::threads() + Group::thread()) * kChunk<T>; }
+  PK_DEVICE Chunk<T> chunk(int k) const { return row_load<kFast>(row, at(k), n, pad); }
+  PK_DEVICE void again() {}
 };
 
 }  // namespace pk

@@ -1,8 +1,8 @@
 // Row normalisation: y = h * rsqrt(mean(h^2) + eps) * w (RMS), or y = (h - mean) * rsqrt(var + eps) * w + b (layer),
 // where h = x, or x + residual rounded to T, which is stored too.
 //
-//   norm_rows  a warp (4 rows a block) or a block owns one row and keeps h in registers: one read, one write.
-//   norm_long  a block owns a row too long for registers and reads h again, from L2, for every pass.
+//   norm_rows   a warp (4 rows a block) or a block owns one row and keeps h in registers: one read, one write.
+//   norm_again  a block owns a row too long for registers, or not aligned, and reads h again, from L2, for every pass.
 //
 // The mean of layer norm is taken of h - h[0], then the variance of h - mean: two passes over registers, no
 // cancellation when the mean is large. Squares are float32; a row whose sum of squares leaves float32's range is done
@@ -13,50 +13,34 @@
 namespace pk {
 
 template <class T>
-struct NormArgs {
+struct NormRow {
   const T* x;
   const T* residual;  // null: none
   const T* w;         // null: ones
   const T* b;         // null: zeros
   T* y;
   T* h_out;  // x + residual, when there is one
-  int64_t rows, stride_x, stride_r;
   int n;
-  float eps;
+  float inv_n, eps;
 };
 
+template <class T>
+PK_DEVICE NormRow<T> norm_row(const T* x, const T* residual, const T* w, const T* b, T* y, T* h_out, int64_t row,
+                              int64_t stride_x, int64_t stride_r, int n, float inv_n, float eps) {
+  return {x + row * stride_x, residual ? residual + row * stride_r : nullptr, w, b, y + row * n, h_out + row * n,
+          n, inv_n, eps};
+}
+
+// A chunk of h = x + residual, which is stored.
 template <bool kFast, class T>
-PK_DEVICE Chunk<T> norm_load(const NormArgs<T>& a, int64_t row, int at) {
-  const T zero = from_float<T>(0.0f);
-  Chunk<T> v = row_load_stream<kFast>(a.x + row * a.stride_x, at, a.n, zero);
-  if (a.residual) {
-    const Chunk<T> r = row_load_stream<kFast>(a.residual + row * a.stride_r, at, a.n, zero);
-    Vec<float, kChunk<T>> sum = to_float(v);
+PK_DEVICE Chunk<T> norm_add(const NormRow<T>& a, int at, const Chunk<T>& x, const Chunk<T>& r) {
+  Vec<float, kChunk<T>> sum = to_float(x);
+  const Vec<float, kChunk<T>> more = to_float(r);
 #pragma unroll
-    for (int i = 0; i < kChunk<T>; ++i) sum[i] += to_float(r[i]);
-    v = from_float<T>(sum);
-    row_store<kFast>(a.h_out + row * a.n, at, a.n, v);
-  }
-  return v;
-}
-
-// sum over the chunk of (v * scale - origin - mean)^2, elements past n left out.
-template <class T>
-PK_DEVICE float chunk_squares(const Chunk<T>& v, int at, int n, float scale, float origin, float mean, float s) {
-#pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i) {
-    const float d = to_float(v[i]) * scale - origin - mean;
-    if (at + i < n) s = fmaf(d, d, s);
-  }
-  return s;
-}
-
-template <class T>
-PK_DEVICE float chunk_total(const Chunk<T>& v, int at, int n, float scale, float shift, float s) {
-#pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i)
-    if (at + i < n) s += to_float(v[i]) * scale - shift;
-  return s;
+  for (int i = 0; i < kChunk<T>; ++i) sum[i] += more[i];
+  const Chunk<T> h = from_float<T>(sum);
+  row_store<kFast>(a.h_out, at, a.n, h);
+  return h;
 }
 
 // What normalises a row: y = (h * scale - origin - mean) * r. The mean is kept relative to the origin, the row's first
@@ -65,127 +49,164 @@ struct NormStats {
   float scale, origin, mean, r;
 };
 
+// (h * scale - origin - mean), for RMS h * scale alone.
+template <bool kLayer>
+PK_DEVICE float norm_centred(float h, const NormStats& st) {
+  return kLayer ? fmaf(h, st.scale, -st.origin) - st.mean : h * st.scale;
+}
+
+// s + the sum over a chunk of its centred elements' squares, or of the elements less the origin. Past the end of the
+// row a chunk holds zeros: nothing to RMS, but off the mean. Whole chunks (kFast) are in the row or past it.
+template <bool kLayer, bool kFast, class T>
+PK_DEVICE float chunk_squares(const Chunk<T>& v, int at, int n, const NormStats& st, float s) {
+  if (kLayer && kFast && at >= n) return s;
+  const Vec<float, kChunk<T>> f = to_float(v);
+#pragma unroll
+  for (int i = 0; i < kChunk<T>; ++i) {
+    const float d = norm_centred<kLayer>(f[i], st);
+    if (!kLayer || kFast || at + i < n) s = fmaf(d, d, s);
+  }
+  return s;
+}
+
 template <bool kFast, class T>
-PK_DEVICE void norm_store(const NormArgs<T>& a, int64_t row, int at, const Chunk<T>& v, const NormStats& st) {
+PK_DEVICE float chunk_total(const Chunk<T>& v, int at, int n, const NormStats& st, float s) {
+  if (kFast && at >= n) return s;
+  const Vec<float, kChunk<T>> f = to_float(v);
+#pragma unroll
+  for (int i = 0; i < kChunk<T>; ++i)
+    if (kFast || at + i < n) s += fmaf(f[i], st.scale, -st.origin);
+  return s;
+}
+
+template <bool kLayer, bool kFast, class T>
+PK_DEVICE void norm_store(const NormRow<T>& a, int at, const Chunk<T>& v, const Chunk<T>& w,
+                          const NormStats& st) {
   if (at >= a.n) return;
-  const T one = from_float<T>(1.0f), zero = from_float<T>(0.0f);
   Vec<float, kChunk<T>> f = to_float(v);
+  const Vec<float, kChunk<T>> weights = to_float(w);
 #pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i) f[i] = (f[i] * st.scale - st.origin - st.mean) * st.r;
-  if (a.w) {
-    const Chunk<T> w = row_load<kFast>(a.w, at, a.n, one);
-#pragma unroll
-    for (int i = 0; i < kChunk<T>; ++i) f[i] *= to_float(w[i]);
-  }
+  for (int i = 0; i < kChunk<T>; ++i) f[i] = norm_centred<kLayer>(f[i], st) * st.r * weights[i];
   if (a.b) {
-    const Chunk<T> b = row_load<kFast>(a.b, at, a.n, zero);
+    const Vec<float, kChunk<T>> b = to_float(row_load<kFast>(a.b, at, a.n, from_float<T>(0.0f)));
 #pragma unroll
-    for (int i = 0; i < kChunk<T>; ++i) f[i] += to_float(b[i]);
+    for (int i = 0; i < kChunk<T>; ++i) f[i] += b[i];
   }
-  row_store_stream<kFast>(a.y + row * a.n, at, a.n, from_float<T>(f));
+  row_store_stream<kFast>(a.y, at, a.n, from_float<T>(f));
+}
+
+template <bool kFast, class T>
+PK_DEVICE Chunk<T> norm_weights(const NormRow<T>& a, int at) {
+  const T one = from_float<T>(1.0f);
+  return row_load<kFast>(a.w, at, a.w ? a.n : 0, one);
 }
 
 // What a row is multiplied with before its statistics are taken. 1, unless its squares overflow.
 constexpr float kNormSmall = 0x1p-100f;
 constexpr float kNormLarge = 1e37f;  // a sum of squares above this may already have lost terms to rounding up
 
-// Statistics of a row given by load(k) -> chunk and at(k) for k in [0, per), both zero for RMS.
-template <bool kLayer, class Group, class T, class Load, class At>
-PK_DEVICE NormStats norm_stats(int per, int n, float eps, float first, typename Group::Smem& smem, Load load, At at) {
-  const float inv_n = 1.0f / static_cast<float>(n);
-  constexpr int kAttempts = detail::same<T, half>::value ? 1 : 2;  // squares of float16 cannot overflow
-  NormStats st{1.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    st.mean = 0.0f;
-    if constexpr (kLayer) {
-      st.origin = first * st.scale;
-      float s = 0.0f;
+// Statistics of a row's elements times scale. Returns their sum of squares.
+template <bool kLayer, class Group, class T, class Row>
+PK_DEVICE float norm_pass(const NormRow<T>& a, Row& row, float first, float scale, typename Group::Smem& smem,
+                          NormStats& st) {
+  st = {scale, 0.0f, 0.0f, 0.0f};
+  if constexpr (kLayer) {
+    st.origin = first * scale;
+    float s = 0.0f;
 #pragma unroll
-      for (int k = 0; k < per; ++k) s = chunk_total<T>(load(k), at(k), n, st.scale, st.origin, s);
-      st.mean = Group::sum(s, smem) * inv_n;
-    }
-    float q = 0.0f;
-#pragma unroll
-    for (int k = 0; k < per; ++k) q = chunk_squares<T>(load(k), at(k), n, st.scale, st.origin, st.mean, q);
-    q = Group::sum(q, smem);
-    st.r = rsqrtf(q * inv_n + eps);
-    if (q < kNormLarge || attempt == kAttempts - 1) break;  // the same for every thread of the group
-    st.scale = kNormSmall;
-    eps *= kNormSmall * kNormSmall;
+    for (int k = 0; k < row.per(); ++k) s = chunk_total<Row::kFast>(row.chunk(k), row.at(k), a.n, st, s);
+    st.mean = Group::sum(s, smem) * a.inv_n;
+    row.again();
   }
+  float q = 0.0f;
+#pragma unroll
+  for (int k = 0; k < row.per(); ++k) q = chunk_squares<kLayer, Row::kFast>(row.chunk(k), row.at(k), a.n, st, q);
+  q = Group::sum(q, smem);
+  row.again();
+  st.r = rsqrtf(q * a.inv_n + a.eps * scale * scale);
+  return q;
+}
+
+template <bool kLayer, class Group, class T, class Row>
+PK_DEVICE NormStats norm_stats(const NormRow<T>& a, Row& row, float first, typename Group::Smem& smem) {
+  NormStats st;
+  const float q = norm_pass<kLayer, Group>(a, row, first, 1.0f, smem, st);
+  constexpr bool kMayOverflow = !detail::same<T, half>::value;
+  // The same for every thread of the group. A NaN, too, goes round again, and stays one.
+  if (kMayOverflow && !(q < kNormLarge)) norm_pass<kLayer, Group>(a, row, first, kNormSmall, smem, st);
   return st;
 }
 
 // The row's first element, the origin its mean is taken from.
 template <class T>
-PK_DEVICE float norm_first(const NormArgs<T>& a, int64_t row) {
-  const float first = to_float(ld(a.x + row * a.stride_x));
-  return a.residual ? to_float(from_float<T>(first + to_float(ld(a.residual + row * a.stride_r)))) : first;
+PK_DEVICE float norm_first(const NormRow<T>& a) {
+  const float first = to_float(ld(a.x));
+  return a.residual ? to_float(from_float<T>(first + to_float(ld(a.residual)))) : first;
 }
 
-template <class T, bool kLayer, int kThreads, int kPer, bool kFast>
-PK_DEVICE void norm_in_registers(const NormArgs<T>& a, int64_t row, typename RowGroup<kThreads>::Smem& smem) {
-  using Group = RowGroup<kThreads>;
-  auto at = [&](int k) { return Group::at(k, kChunk<T>); };
-  Chunk<T> v[kPer];
-#pragma unroll
-  for (int k = 0; k < kPer; ++k) v[k] = norm_load<kFast>(a, row, at(k));
-  grid_launch_dependents();
-  const float first = kLayer ? norm_first(a, row) : 0.0f;
-  const NormStats st = norm_stats<kLayer, Group, T>(kPer, a.n, a.eps, first, smem, [&](int k) { return v[k]; }, at);
-#pragma unroll
-  for (int k = 0; k < kPer; ++k) norm_store<kFast>(a, row, at(k), v[k], st);
-}
-
-// Layer norm makes one pass more and needs the registers for it.
+// Blocks an SM: layer norm makes one pass more and needs the registers for it, as a residual does in float32.
 template <bool kLayer, int kThreads>
-constexpr int kNormResident =
-    RowGroup<kThreads>::kResident > 1 ? RowGroup<kThreads>::kResident * (kLayer ? 4 : 6) / 8 : 1;
+constexpr int kNormResident = kLayer ? (RowGroup<kThreads>::kResident + 1) / 2 : RowGroup<kThreads>::kResident;
 
+// The weights are read before the kernel waits for those before it, and while the row is on its way.
 template <class T, bool kLayer, int kThreads, int kPer>
 __global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, kNormResident<kLayer, kThreads>)
     norm_rows(const T* x, const T* residual, const T* __restrict__ w, const T* __restrict__ b, T* y, T* h_out,
-              int64_t rows, int64_t stride_x, int64_t stride_r, int n, float eps, int fast) {
+              int64_t rows, int64_t stride_x, int64_t stride_r, int n, float inv_n, float eps) {
   using Group = RowGroup<kThreads>;
   PK_SMEM(typename Group::Smem, smem);
-  const NormArgs<T> a{x, residual, w, b, y, h_out, rows, stride_x, stride_r, n, eps};
   const int64_t row = Group::row();
+  const NormRow<T> a = norm_row(x, residual, w, b, y, h_out, row, stride_x, stride_r, n, inv_n, eps);
+  const T zero = from_float<T>(0.0f);
+  RegisterRow<T, Group, kPer> h, weights;
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) weights.set(k, norm_weights<true>(a, h.at(k)));
   grid_wait();
   if (row >= rows) return;
-  if (fast)
-    norm_in_registers<T, kLayer, kThreads, kPer, true>(a, row, smem);
-  else
-    norm_in_registers<T, kLayer, kThreads, kPer, false>(a, row, smem);
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) h.set(k, row_load_stream<true>(a.x, h.at(k), n, zero));
+  if (a.residual) {
+    RegisterRow<T, Group, kPer> r;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) r.set(k, row_load_stream<true>(a.residual, h.at(k), n, zero));
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) h.set(k, norm_add<true>(a, h.at(k), h.chunk(k), r.chunk(k)));
+  }
+  grid_launch_dependents();
+  const float first = kLayer ? norm_first(a) : 0.0f;
+  const NormStats st = norm_stats<kLayer, Group>(a, h, first, smem);
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) norm_store<kLayer, true>(a, h.at(k), h.chunk(k), weights.chunk(k), st);
 }
 
-template <class T, bool kLayer, int kThreads, bool kFast>
-PK_DEVICE void norm_again(const NormArgs<T>& a, int64_t row, typename RowGroup<kThreads>::Smem& smem) {
-  using Group = RowGroup<kThreads>;
-  const int per = (a.n + kThreads * kChunk<T> - 1) / (kThreads * kChunk<T>);
-  auto at = [&](int k) { return Group::at(k, kChunk<T>); };
-  const float first = kLayer ? norm_first(a, row) : 0.0f;
+template <class T, bool kLayer, bool kFast>
+PK_DEVICE void norm_memory_row(const NormRow<T>& a, AnyRowGroup::Smem& smem) {
+  const T zero = from_float<T>(0.0f);
+  const float first = kLayer ? norm_first(a) : 0.0f;
+  MemoryRow<T, AnyRowGroup, kFast> h{a.residual ? a.h_out : a.x, a.n, zero};
   // A thread reads back only what it wrote itself, so no barrier is needed between the passes.
   if (a.residual)
-    for (int k = 0; k < per; ++k) norm_load<kFast>(a, row, at(k));
-  const T* h = a.residual ? a.h_out + row * a.n : a.x + row * a.stride_x;
-  auto load = [&](int k) { return row_load<kFast>(h, at(k), a.n, from_float<T>(0.0f)); };
-  const NormStats st = norm_stats<kLayer, Group, T>(per, a.n, a.eps, first, smem, load, at);
+    for (int k = 0; k < h.per(); ++k)
+      norm_add<kFast>(a, h.at(k), row_load_stream<kFast>(a.x, h.at(k), a.n, zero),
+                      row_load_stream<kFast>(a.residual, h.at(k), a.n, zero));
+  const NormStats st = norm_stats<kLayer, AnyRowGroup>(a, h, first, smem);
   grid_launch_dependents();
-  for (int k = 0; k < per; ++k) norm_store<kFast>(a, row, at(k), load(k), st);
+  for (int k = 0; k < h.per(); ++k)
+    norm_store<kLayer, kFast>(a, h.at(k), h.chunk(k), norm_weights<kFast>(a, h.at(k)), st);
 }
 
-template <class T, bool kLayer, int kThreads>
-__global__ void __launch_bounds__(kThreads, 1)
-    norm_long(const T* x, const T* residual, const T* __restrict__ w, const T* __restrict__ b, T* y, T* h_out,
-              int64_t rows, int64_t stride_x, int64_t stride_r, int n, float eps, int fast) {
-  PK_SMEM(typename RowGroup<kThreads>::Smem, smem);
-  const NormArgs<T> a{x, residual, w, b, y, h_out, rows, stride_x, stride_r, n, eps};
+template <class T, bool kLayer>
+__global__ void __launch_bounds__(1024)
+    norm_again(const T* x, const T* residual, const T* __restrict__ w, const T* __restrict__ b, T* y, T* h_out,
+               int64_t rows, int64_t stride_x, int64_t stride_r, int n, float inv_n, float eps, int fast) {
+  PK_SMEM(AnyRowGroup::Smem, smem);
+  const int64_t row = AnyRowGroup::row();
+  const NormRow<T> a = norm_row(x, residual, w, b, y, h_out, row, stride_x, stride_r, n, inv_n, eps);
   grid_wait();
   if (fast)
-    norm_again<T, kLayer, kThreads, true>(a, blockIdx.x, smem);
+    norm_memory_row<T, kLayer, true>(a, smem);
   else
-    norm_again<T, kLayer, kThreads, false>(a, blockIdx.x, smem);
+    norm_memory_row<T, kLayer, false>(a, smem);
 }
 
 }  // namespace pk

@@ -1,8 +1,9 @@
 // Row softmax along the last axis: y = exp(x - max) / sum exp(x - max), or its logarithm.
 //
-//   softmax_rows  a warp (4 rows a block) or a block owns one row and keeps it in registers: one read, one write.
-//   softmax_long  a block owns a row too long for registers: it reads it twice, the second time from L2, and keeps a
-//                 running maximum and sum.
+//   softmax_rows   a warp (4 rows a block) or a block owns one row and keeps it in registers: one read, one write.
+//   softmax_again  a block owns a row that is not aligned, and reads it again for every pass.
+//   softmax_long   a block owns a row too long for registers: it reads it twice, the second time from L2, and keeps a
+//                  running maximum and sum.
 //
 // NaN and +inf poison the whole row, a row of -inf gives NaN, as torch.softmax does.
 #pragma once
@@ -15,68 +16,74 @@ constexpr int kLog = 2;
 
 template <class T>
 PK_DEVICE float chunk_max(const Chunk<T>& v, float m) {
+  const Vec<float, kChunk<T>> f = to_float(v);
 #pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i) m = fmaxf(m, to_float(v[i]));
+  for (int i = 0; i < kChunk<T>; ++i) m = fmaxf(m, f[i]);
   return m;
 }
 
 template <class T>
 PK_DEVICE float chunk_sum(const Chunk<T>& v, float m, float s) {
+  const Vec<float, kChunk<T>> f = to_float(v);
 #pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i) s += __expf(to_float(v[i]) - m);
+  for (int i = 0; i < kChunk<T>; ++i) s += __expf(f[i] - m);
   return s;
 }
 
 template <class T>
 PK_DEVICE Chunk<T> chunk_result(const Chunk<T>& v, float m, float s, bool log) {
-  Vec<float, kChunk<T>> f;
+  Vec<float, kChunk<T>> f = to_float(v);
   const float inv = 1.0f / s, shift = logf(s);
 #pragma unroll
   for (int i = 0; i < kChunk<T>; ++i) {
-    const float d = to_float(v[i]) - m;
+    const float d = f[i] - m;
     f[i] = log ? d - shift : __expf(d) * inv;
   }
   return from_float<T>(f);
 }
 
-template <class T, int kThreads, int kPer, bool kFast>
-PK_DEVICE void softmax_in_registers(const T* in, T* out, int n, bool log, typename RowGroup<kThreads>::Smem& smem) {
-  using Group = RowGroup<kThreads>;
-  const T pad = from_float<T>(-INFINITY);
-  Chunk<T> v[kPer];
-#pragma unroll
-  for (int k = 0; k < kPer; ++k) v[k] = row_load_stream<kFast>(in, Group::at(k, kChunk<T>), n, pad);
-  grid_launch_dependents();
+template <class Group, class T, class Row>
+PK_DEVICE void softmax_row(Row& v, T* out, int n, bool log, typename Group::Smem& smem) {
   float m = -INFINITY, s = 0.0f;
 #pragma unroll
-  for (int k = 0; k < kPer; ++k) m = chunk_max(v[k], m);
+  for (int k = 0; k < v.per(); ++k) m = chunk_max<T>(v.chunk(k), m);
   m = Group::max(m, smem);
-  row_stays_packed<T>(v);
+  v.again();
 #pragma unroll
-  for (int k = 0; k < kPer; ++k) s = chunk_sum(v[k], m, s);
+  for (int k = 0; k < v.per(); ++k) s = chunk_sum<T>(v.chunk(k), m, s);
   s = Group::sum(s, smem);
-  row_stays_packed<T>(v);
+  v.again();
 #pragma unroll
-  for (int k = 0; k < kPer; ++k)
-    row_store_stream<kFast>(out, Group::at(k, kChunk<T>), n, chunk_result(v[k], m, s, log));
+  for (int k = 0; k < v.per(); ++k)
+    row_store_stream<Row::kFast>(out, v.at(k), n, chunk_result<T>(v.chunk(k), m, s, log));
 }
 
-// A cap on registers that sm_120 does not spill under; sm_90a stays below it by itself.
-template <int kThreads>
-constexpr int kSoftmaxResident = (RowGroup<kThreads>::kResident + 1) / 2;
-
 template <class T, int kThreads, int kPer>
-__global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, kSoftmaxResident<kThreads>)
+__global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, RowGroup<kThreads>::kResident)
     softmax_rows(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int n, int64_t stride, int flags) {
   using Group = RowGroup<kThreads>;
   PK_SMEM(typename Group::Smem, smem);
   const int64_t row = Group::row();
+  const T* in = x + row * stride;
+  const T pad = from_float<T>(-INFINITY);
+  RegisterRow<T, Group, kPer> v;
   grid_wait();
   if (row >= rows) return;
-  if (flags & kFastRows)
-    softmax_in_registers<T, kThreads, kPer, true>(x + row * stride, y + row * n, n, flags & kLog, smem);
-  else
-    softmax_in_registers<T, kThreads, kPer, false>(x + row * stride, y + row * n, n, flags & kLog, smem);
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) v.set(k, row_load_stream<true>(in, v.at(k), n, pad));
+  grid_launch_dependents();
+  softmax_row<Group>(v, y + row * n, n, flags & kLog, smem);
+}
+
+template <class T>
+__global__ void __launch_bounds__(1024)
+    softmax_again(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int n, int64_t stride, int flags) {
+  PK_SMEM(AnyRowGroup::Smem, smem);
+  const int64_t row = AnyRowGroup::row();
+  MemoryRow<T, AnyRowGroup, false> v{x + row * stride, n, from_float<T>(-INFINITY)};
+  grid_wait();
+  grid_launch_dependents();
+  softmax_row<AnyRowGroup>(v, y + row * n, n, flags & kLog, smem);
 }
 
 template <class T, int kThreads, bool kFast>
@@ -87,7 +94,7 @@ PK_DEVICE void softmax_twice(const T* in, T* out, int n, bool log, typename RowG
   const T pad = from_float<T>(-INFINITY);
   // Past the end a chunk is all padding; the bound keeps its index an int.
   auto place = [&](int64_t base, int k) {
-    const int64_t at = base + Group::at(k, kChunk<T>);
+    const int64_t at = base + (k * kThreads + Group::thread()) * kChunk<T>;
     return static_cast<int>(at < n ? at : n);
   };
   float m = -INFINITY, s = 0.0f;
@@ -97,12 +104,12 @@ PK_DEVICE void softmax_twice(const T* in, T* out, int n, bool log, typename RowG
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) v[k] = row_load<kFast>(in, place(base, k), n, pad);
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) top = chunk_max(v[k], top);
+    for (int k = 0; k < kAhead; ++k) top = chunk_max<T>(v[k], top);
     // Nothing but -inf and NaN so far: exp(-inf - 0) = 0 and NaN stays.
     const float shift = top == -INFINITY ? 0.0f : top;
     s = m == -INFINITY ? s : s * __expf(m - shift);
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) s = chunk_sum(v[k], shift, s);
+    for (int k = 0; k < kAhead; ++k) s = chunk_sum<T>(v[k], shift, s);
     m = top;
   }
   const float top = Group::max(m, smem);
@@ -114,7 +121,7 @@ PK_DEVICE void softmax_twice(const T* in, T* out, int n, bool log, typename RowG
     for (int k = 0; k < kAhead; ++k) v[k] = row_load<kFast>(in, place(base, k), n, pad);
 #pragma unroll
     for (int k = 0; k < kAhead; ++k)
-      row_store_stream<kFast>(out, place(base, k), n, chunk_result(v[k], top, s, log));
+      row_store_stream<kFast>(out, place(base, k), n, chunk_result<T>(v[k], top, s, log));
   }
 }
 

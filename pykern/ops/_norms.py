@@ -7,7 +7,7 @@ from typing import Any
 
 from pykern.op import Case, Draw, Spec, Tolerance
 from pykern.ops._rows import LONG_THREADS, aligned, every_length, grid_block, group, out_aligned, whole
-from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Run, Target, template
+from pykern.plan import F32, I32, I64, In, Launch, OutPtr, Plan, Run, Target, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem
 
 SOURCE = "ops/norm.cuh"
@@ -28,10 +28,12 @@ def make_plan(p: Problem, layer: bool) -> Plan:
     fast = whole(p.n, x.itemsize) and aligned(x, rows, stride_x) and aligned(r, rows, stride_r)
     fast = fast and out_aligned(p, "y", "h") and all(aligned(p.tensors.get(w), 1, 0) for w in ("weight", "bias"))
     fit = group(p.n, x.dtype)
-    if fit is None:
-        variant, grid, block = "norm_long", rows, LONG_THREADS
-        kernel = template(variant, x.dtype, layer, LONG_THREADS)
-        why = ("a row is too long for one block's registers: read again, from L2, for every pass",)
+    again: tuple[I32, ...] = ()
+    if fit is None or not fast:
+        variant, grid, block = "norm_again", rows, fit[0] if fit else LONG_THREADS
+        kernel, again = template(variant, x.dtype, layer), (I32(int(fast)),)
+        unfit = "is too long for one block's registers" if fast else "is not whole, aligned chunks of 16 bytes"
+        why = (f"a row {unfit}: read again, from L2, for every pass",)
     else:
         variant = "norm_rows"
         grid, block = grid_block(rows, fit[0])
@@ -49,8 +51,9 @@ def make_plan(p: Problem, layer: bool) -> Plan:
         I64(stride_x),
         I64(stride_r),
         I32(p.n),
+        F32(1.0 / max(p.n, 1)),
         Run("eps"),
-        I32(int(fast)),
+        *again,
     )
     return Plan((Launch(kernel, grid, block, args),), numerics=x.dtype, variant=variant, why=why)
 

@@ -41,8 +41,9 @@ def whole(n: int, itemsize: int) -> bool:
 
 
 def lengths(dtype: str) -> Iterator[int]:
-    """Row lengths that together reach every group, the long kernel included."""
+    """Row lengths that together reach every group, the kernels for long and for unaligned rows included."""
     chunk = 16 // ITEMSIZE[dtype]
+    yield chunk + 1
     for limit, _, _ in FITS:
         yield limit * chunk
     yield FITS[-1][0] * chunk + 1

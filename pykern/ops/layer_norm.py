@@ -74,9 +74,11 @@ op = Op(
         ArgumentError: a dtype, shape, stride or ``out`` that is not as above.
     """,
     mutants=(
-        ("st.mean = Group::sum(s, smem) * inv_n;", "st.mean = 0.0f;"),
-        ("f[i] += to_float(b[i]);", "f[i] -= to_float(b[i]);"),
-        ("f[i] *= to_float(w[i]);", ";"),
+        ("st.mean = Group::sum(s, smem) * a.inv_n;", "st.mean = 0.0f;"),
+        ("f[i] += b[i];", "f[i] -= b[i];"),
+        (" * st.r * weights[i];", " * st.r;"),
+        ("if (kLayer && kFast && at >= n) return s;", ";"),
+        ("if (!kLayer || kFast || at + i < n)", "if (true)"),
     ),
     peers={"torch": torch_layer_norm},
     benches=_norms.benches(False),

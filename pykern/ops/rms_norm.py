@@ -67,11 +67,12 @@ op = Op(
         ArgumentError: a dtype, shape, stride or ``out`` that is not as above.
     """,
     mutants=(
-        ("st.r = rsqrtf(q * inv_n + eps);", "st.r = rsqrtf(q * inv_n);"),
-        ("f[i] *= to_float(w[i]);", "f[i] += to_float(w[i]);"),
-        ("sum[i] += to_float(r[i]);", "sum[i] -= to_float(r[i]);"),
-        ("const float inv_n = 1.0f / static_cast<float>(n);", "const float inv_n = 1.0f / static_cast<float>(n + 1);"),
-        ("if (q < kNormLarge || attempt == kAttempts - 1) break;", "break;"),
+        ("st.r = rsqrtf(q * a.inv_n + a.eps * scale * scale);", "st.r = rsqrtf(q * a.inv_n);"),
+        (" * st.r * weights[i];", " * st.r + weights[i];"),
+        ("sum[i] += more[i];", "sum[i] -= more[i];"),
+        ("q = Group::sum(q, smem);", "q = q;"),
+        ("if (kMayOverflow && !(q < kNormLarge))", "if (false)"),
+        ("return row_load<kFast>(a.w, at, a.w ? a.n : 0, one);", "return row_load<kFast>(a.w, 0, a.w ? a.n : 0, one);"),
     ),
     peers={"torch": torch_rms_norm, "compile": _norms.compiled(torch_rms_norm)},
     benches=(*_norms.benches(False), *_norms.benches(True)),

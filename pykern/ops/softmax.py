@@ -21,13 +21,16 @@ def plan(p: Problem, target: Target) -> Plan:
         variant, grid, block = "softmax_long", rows, LONG_THREADS
         kernel = template(variant, x.dtype, LONG_THREADS)
         why = ["a row is too long for one block's registers: read twice, the second time from L2"]
+        why += [] if fast else ["rows are not whole, aligned chunks of 16 bytes: element access"]
+    elif not fast:
+        variant, grid, block = "softmax_again", rows, fit[0]
+        kernel = template(variant, x.dtype)
+        why = ["rows are not whole, aligned chunks of 16 bytes: element access, for every pass again"]
     else:
         variant = "softmax_rows"
         grid, block = grid_block(rows, fit[0])
         kernel = template(variant, x.dtype, *fit)
         why = [f"a row stays in the registers of {fit[0]} threads, {fit[1]} x 16 bytes each"]
-    if not fast:
-        why.append("rows are not whole, aligned chunks of 16 bytes: element access")
     flags = fast | bool(p.log) << 1
     args = (In("x"), OutPtr("y"), I64(rows), I32(p.n), I64(stride), I32(flags))
     return Plan((Launch(kernel, grid, block, args),), numerics=x.dtype, variant=variant, why=tuple(why))
