@@ -32,6 +32,10 @@ PK_DEVICE float block_max(float v, float* scratch) {
   return block_reduce<Threads>(v, scratch, -INFINITY, [](float a, float b) { return fmaxf(a, b); });
 }
 template <int Threads>
+PK_DEVICE uint64_t block_max(uint64_t v, uint64_t* scratch) {
+  return block_reduce<Threads>(v, scratch, uint64_t(0), [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+}
+template <int Threads>
 PK_DEVICE float block_min(float v, float* scratch) {
   return block_reduce<Threads>(v, scratch, INFINITY, [](float a, float b) { return fminf(a, b); });
 }

@@ -1,8 +1,8 @@
 // fp8 <-> float on bit patterns, in integer arithmetic: the host backend's definition of fp8, and the
 // fallback of cards without the conversion instructions (before sm_89). Needs PK_DEVICE and the fixed-width
 // integers.
-//   e4m3: 1-4-3, bias 7, no infinity, NaN 0x7f and 0xff, largest 448.   e5m2: 1-5-2, bias 15, inf, largest
-//   57344.
+//   e4m3: 1-4-3, bias 7, no infinity, NaN 0x7f and 0xff, largest 448.
+//   e5m2: 1-5-2, bias 15, infinities, largest 57344.
 #pragma once
 
 namespace pk {

@@ -6,8 +6,7 @@
 //   a[2] (row g,     k 2t+8, 2t+9)    a[3] (row g + 8, k 2t+8, 2t+9)
 //   b[0] (k 2t, 2t+1, column g)       b[1] (k 2t+8, 2t+9, column g)
 //   d[0], d[1] (row g, columns 2t, 2t+1)   d[2], d[3] (row g + 8, the same columns)
-// mma_m16n8k32 (8-bit): as above with four values per register, k 4t .. 4t+3, and 16 further in a[2], a[3],
-// b[1].
+// mma_m16n8k32 (8-bit): as above with four values per register, k 4t .. 4t+3, and 16 further in a[2], a[3], b[1].
 // mma_m16n8k8_tf32: one value per register, k t, and 4 further in a[2], a[3], b[1].
 #pragma once
 #include "core/warp.cuh"
@@ -27,8 +26,7 @@ PK_DEVICE int wgmma_col(int t, int i) { return 8 * (i / 4) + 2 * (t % 4) + i % 2
 PK_DEVICE int ldm_a_row(int lane) { return lane % 16; }
 PK_DEVICE int ldm_a_col(int lane) { return lane / 16 * 8; }
 
-// ldmatrix<4> of B stored [n, k] (k contiguous), 16 columns n by 16 k, gives {b of n 0..7}[2], {b of
-// n 8..15}[2].
+// ldmatrix<4> of B stored [n, k] (k contiguous), 16 columns n by 16 k, gives {b of n 0..7}[2], {b of n 8..15}[2].
 PK_DEVICE int ldm_b_row(int lane) { return lane / 16 * 8 + lane % 8; }
 PK_DEVICE int ldm_b_col(int lane) { return lane / 8 % 2 * 8; }
 

@@ -81,6 +81,7 @@ PK_DEVICE void unpack_s8_pairs(uint32_t word, uint32_t* out) {
 
 // ---- fp8, four in a word
 
+// As two pairs of halves, which hold both formats exactly.
 template <class T>
 PK_DEVICE void unpack_fp8_half(uint32_t word, uint32_t* out) {
   static_assert(detail::same<T, fp8e4m3>::value || detail::same<T, fp8e5m2>::value,
@@ -122,14 +123,15 @@ PK_DEVICE uint32_t block_word(const Block* block, int i) {
 }
 
 namespace detail {
+// GGUF's order: low nibbles of the four bytes, then high ones, each minus kZero.
 template <int kZero>
 PK_DEVICE Vec<float, 8> unpack_block_word(uint32_t word) {
   Vec<float, 8> q;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    q[i] = __uint_as_float(lop3<detail::kAndOr>(word >> (8 * i), 0xfu, 0x4b000000u)) - (8388608.f + kZero);
+    q[i] = __uint_as_float(lop3<kAndOr>(word >> (8 * i), 0xfu, 0x4b000000u)) - (8388608.f + kZero);
     q[i + 4] =
-        __uint_as_float(lop3<detail::kAndOr>(word >> (8 * i + 4), 0xfu, 0x4b000000u)) - (8388608.f + kZero);
+        __uint_as_float(lop3<kAndOr>(word >> (8 * i + 4), 0xfu, 0x4b000000u)) - (8388608.f + kZero);
   }
   return q;
 }

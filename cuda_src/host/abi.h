@@ -16,9 +16,8 @@ enum {
 };
 
 enum {
-  PK_ROLE_INPUT = 0,  // only read
-  PK_ROLE_WEIGHT =
-      1,  // only read, and never written while a kernel is in flight: may be read before grid_wait()
+  PK_ROLE_INPUT = 0,      // only read
+  PK_ROLE_WEIGHT = 1,     // only read, and not written while a kernel is in flight: may be read before grid_wait()
   PK_ROLE_OUTPUT = 2,     // written; holds nothing before the launch
   PK_ROLE_MUTATED = 3,    // read and written (caches, in-place tensors, counters)
   PK_ROLE_WORKSPACE = 4,  // scratch; holds nothing before the launch
@@ -48,7 +47,7 @@ struct PkOptions {
   uint64_t seed;        // 0: first come, first served; else a random schedule
   int32_t async_order;  // PK_ASYNC_*: when asynchronous copies and wgmma take effect
   int32_t trace;        // with check: also collect the per-line traffic table
-  int32_t sms;  // multiprocessors to pretend (0: 4); bounds how many blocks are resident in a PDL overlap
+  int32_t sms;          // multiprocessors to pretend (0: 4): how many blocks are resident in a PDL overlap
 };
 
 struct PkLaunch {
@@ -63,8 +62,8 @@ struct PkLaunch {
   const struct PkOptions* options;  // may be null: all zero
 };
 
-typedef int (*PkEntry)(const struct PkLaunch*,
-                       void** args);  // args as for cuLaunchKernel; returns 0 on success
+// args as for cuLaunchKernel; returns 0 on success.
+typedef int (*PkEntry)(const struct PkLaunch*, void** args);
 
 // Runs the launches of one op call in order (0 on success). A launch with PK_LAUNCH_PDL may overlap the one
 // before it.

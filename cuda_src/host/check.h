@@ -16,7 +16,7 @@ void check_warp(Warp* w, CollectiveKind kind, uint32_t lanes);
 
 void check_load_issue(Fiber* f, LoadOp& op);
 void check_store_issue(Fiber* f, StoreOp& op);
-void check_store_done(Fiber* f, StoreOp& op, bool read_only);
+void check_store_done(Fiber* f, StoreOp& op);
 void check_store_left(Fiber* f, StoreOp& op);  // its thread returns without waiting for it
 void check_mbarrier_init(Fiber* f, Block* b, Mbarrier* m, const void* pc);
 void check_mbarrier_arrive(Fiber* f, Block* b, Mbarrier* m);

@@ -11,13 +11,13 @@ namespace pk::host {
 namespace {
 
 constexpr int64_t kGap = 64 * static_cast<int64_t>(kMapPage);
+constexpr int64_t kPage = 4096;
 
 bool role_writes(int role) {
   return role == PK_ROLE_OUTPUT || role == PK_ROLE_MUTATED || role == PK_ROLE_WORKSPACE;
 }
-bool role_holds(const PkRegion& r) {
-  return (r.role != PK_ROLE_OUTPUT && r.role != PK_ROLE_WORKSPACE) || (r.flags & PK_REGION_INITIALISED) != 0;
-}
+// Whether the tensor means something before the launch.
+bool role_holds(int role) { return role != PK_ROLE_OUTPUT && role != PK_ROLE_WORKSPACE; }
 
 bool contiguous(const PkRegion& r) {
   if (r.ndim == 0) return true;
@@ -55,120 +55,131 @@ bool same_place(const Tensor& t, const PkRegion& r) {
          std::equal(o.stride, o.stride + (o.stride ? o.ndim : 0), r.stride);
 }
 
-}  // namespace
-
-std::string Check::open(const std::vector<const PkLaunch*>& all, const PkOptions& o) {
-  options = o;
-  launches = all;
-  std::vector<std::vector<int>> tensor_role;  // [launch][tensor]
-  for (const PkLaunch* l : all) {
-    tensor_role.emplace_back();
+// The tensors of all launches, each once; returns their roles, [launch][tensor], -1: no argument of it.
+std::vector<std::vector<int>> collect_tensors(Check* c) {
+  std::vector<std::vector<int>> roles;
+  for (const PkLaunch* l : c->launches) {
+    auto& here = roles.emplace_back();
     for (int i = 0; i < l->nregions; ++i) {
       const PkRegion& r = l->regions[i];
       if (r.base == nullptr || r.bytes <= 0) continue;
-      auto t =
-          std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return same_place(t, r); });
-      if (t == tensors.end()) {
-        tensors.push_back(Tensor{r.name ? r.name : "?", &r, static_cast<char*>(r.base), nullptr, r.bytes,
-                                 std::max(r.elem_bytes, 1)});
-        t = tensors.end() - 1;
+      auto t = std::find_if(c->tensors.begin(), c->tensors.end(), [&](const Tensor& t) { return same_place(t, r); });
+      if (t == c->tensors.end()) {
+        c->tensors.push_back(Tensor{r.name ? r.name : "?", &r, static_cast<char*>(r.base), nullptr, r.bytes,
+                                    std::max(r.elem_bytes, 1)});
+        t = c->tensors.end() - 1;
       }
-      auto& roles_here = tensor_role.back();
-      const auto index = static_cast<size_t>(t - tensors.begin());
-      if (roles_here.size() <= index) roles_here.resize(index + 1, -1);
+      const auto index = static_cast<size_t>(t - c->tensors.begin());
+      if (here.size() <= index) here.resize(index + 1, -1);
       // One tensor in two roles (in place): it may be written, and it holds something.
-      roles_here[index] = roles_here[index] < 0 || roles_here[index] == r.role ? r.role : PK_ROLE_MUTATED;
+      here[index] = here[index] < 0 || here[index] == r.role ? r.role : PK_ROLE_MUTATED;
     }
   }
-  for (auto& r : tensor_role) r.resize(tensors.size(), -1);
+  for (auto& r : roles) r.resize(c->tensors.size(), -1);
+  return roles;
+}
 
-  // Groups of overlapping extents, in address order.
-  std::vector<int> order(tensors.size());
+// Groups of overlapping extents, in address order.
+void group_tensors(Check* c) {
+  std::vector<int> order(c->tensors.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
-  std::sort(order.begin(), order.end(), [&](int a, int b) {
-    return tensors[static_cast<size_t>(a)].original < tensors[static_cast<size_t>(b)].original;
+  std::sort(order.begin(), order.end(), [c](int a, int b) {
+    return c->tensors[static_cast<size_t>(a)].original < c->tensors[static_cast<size_t>(b)].original;
   });
   for (int i : order) {
-    const Tensor& t = tensors[static_cast<size_t>(i)];
-    if (groups.empty() || t.original >= groups.back().original + groups.back().bytes) {
-      groups.push_back(Group{});
-      groups.back().original = t.original;
+    const Tensor& t = c->tensors[static_cast<size_t>(i)];
+    if (c->groups.empty() || t.original >= c->groups.back().original + c->groups.back().bytes) {
+      c->groups.push_back(Group{});
+      c->groups.back().original = t.original;
     }
-    Group& g = groups.back();
+    Group& g = c->groups.back();
     g.tensors.push_back(i);
     g.bytes = std::max<int64_t>(g.bytes, t.original + t.bytes - g.original);
   }
+}
 
-  // Addresses: gap, group, gap, group, ..., gap. A group keeps its place within the page.
+// Copies the groups to addresses of their own: gap, group, gap, group, ..., gap. A group keeps its place within the
+// page. Returns what went wrong.
+std::string map_groups(Check* c) {
   int64_t total = kGap;
   std::vector<int64_t> offsets;
   const auto round = [](int64_t n) {
     return (n + int64_t{kMapPage} - 1) / int64_t{kMapPage} * int64_t{kMapPage};
   };
-  for (const Group& g : groups) {
-    offsets.push_back(total + static_cast<int64_t>(reinterpret_cast<uintptr_t>(g.original) % 4096));
-    total += round(g.bytes + 4096) + std::max(kGap, round(g.bytes));
+  for (const Group& g : c->groups) {
+    offsets.push_back(total + static_cast<int64_t>(reinterpret_cast<uintptr_t>(g.original) % kPage));
+    total += round(g.bytes + kPage) + std::max(kGap, round(g.bytes));
   }
-  area_bytes = static_cast<size_t>(total);
-  void* p = mmap(nullptr, area_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  c->area_bytes = static_cast<size_t>(total);
+  void* p = mmap(nullptr, c->area_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED)
-    return "no address space for " + std::to_string(area_bytes) + " bytes of guarded tensors";
-  area = static_cast<char*>(p);
-  page_group.assign(area_bytes / kMapPage + 1, -1);
-  for (size_t i = 0; i < groups.size(); ++i) {
-    Group& g = groups[i];
-    g.mapped = area + offsets[i];
-    char* page = area + offsets[i] / 4096 * 4096;
+    return "no address space for " + std::to_string(c->area_bytes) + " bytes of guarded tensors";
+  c->area = static_cast<char*>(p);
+  c->page_group.assign(c->area_bytes / kMapPage + 1, -1);
+  for (size_t i = 0; i < c->groups.size(); ++i) {
+    Group& g = c->groups[i];
+    g.mapped = c->area + offsets[i];
+    char* page = c->area + offsets[i] / kPage * kPage;
     const size_t length = static_cast<size_t>(g.mapped + g.bytes - page);
     if (mprotect(page, length, PROT_READ | PROT_WRITE) != 0)
       return "no memory for guarded copies of the tensors";
     memcpy(g.mapped, g.original, static_cast<size_t>(g.bytes));
     const auto first = static_cast<size_t>(offsets[i]) / kMapPage;
     const auto last = static_cast<size_t>(offsets[i] + g.bytes - 1) / kMapPage;
-    for (size_t k = first; k <= last; ++k) page_group[k] = static_cast<int>(i);
+    for (size_t k = first; k <= last; ++k) c->page_group[k] = static_cast<int>(i);
     for (int t : g.tensors) {
-      Tensor& tensor = tensors[static_cast<size_t>(t)];
+      Tensor& tensor = c->tensors[static_cast<size_t>(t)];
       tensor.mapped = g.mapped + (tensor.original - g.original);
     }
   }
-  // A gap belongs to the group it is nearest to.
-  const size_t pages = page_group.size();
-  std::vector<size_t> left(pages, pages), right(pages, pages);  // distance to the nearest page in use
-  std::vector<int> left_group(pages, -1), right_group(pages, -1);
-  for (size_t k = 0; k < pages; ++k) {
-    left[k] = page_group[k] >= 0 ? 0 : k > 0 && left_group[k - 1] >= 0 ? left[k - 1] + 1 : pages;
-    left_group[k] = page_group[k] >= 0 ? page_group[k] : k > 0 ? left_group[k - 1] : -1;
-  }
-  for (size_t k = pages; k-- > 0;) {
-    right[k] = page_group[k] >= 0 ? 0 : k + 1 < pages && right_group[k + 1] >= 0 ? right[k + 1] + 1 : pages;
-    right_group[k] = page_group[k] >= 0 ? page_group[k] : k + 1 < pages ? right_group[k + 1] : -1;
-  }
-  for (size_t k = 0; k < pages; ++k) page_group[k] = left[k] <= right[k] ? left_group[k] : right_group[k];
+  return "";
+}
 
-  // Who owns which byte.
+// A gap belongs to the group it is nearest to.
+void assign_gaps(std::vector<int>* page_group) {
+  const size_t pages = page_group->size();
+  const std::vector<int> used = *page_group;
+  std::vector<size_t> left(pages, pages);  // distance to the nearest page in use
+  int group = -1;
+  for (size_t k = 0, distance = pages; k < pages; ++k) {
+    if (used[k] >= 0) group = used[k];
+    distance = used[k] >= 0 ? 0 : group >= 0 ? distance + 1 : pages;
+    left[k] = distance;
+    (*page_group)[k] = group;
+  }
+  group = -1;
+  for (size_t k = pages, distance = pages; k-- > 0;) {
+    if (used[k] >= 0) group = used[k];
+    distance = used[k] >= 0 ? 0 : group >= 0 ? distance + 1 : pages;
+    if (distance < left[k]) (*page_group)[k] = group;
+  }
+}
+
+// Who owns which byte.
+void find_owners(Check* c) {
   std::map<std::vector<int>, uint16_t> sets;
   auto set_of = [&](const std::vector<int>& members) {
-    auto [at, fresh] = sets.try_emplace(members, static_cast<uint16_t>(owners.size()));
+    auto [at, fresh] = sets.try_emplace(members, static_cast<uint16_t>(c->owners.size()));
     if (fresh) {
       OwnerSet s;
       s.tensors = members;
-      owners.push_back(s);
+      c->owners.push_back(s);
     }
     return at->second;
   };
-  for (Group& g : groups) {
-    if (g.tensors.size() == 1 && contiguous(*tensors[static_cast<size_t>(g.tensors[0])].region)) {
+  for (Group& g : c->groups) {
+    if (g.tensors.size() == 1 && contiguous(*c->tensors[static_cast<size_t>(g.tensors[0])].region)) {
       g.simple = set_of(g.tensors);
       continue;
     }
     g.owner.assign(static_cast<size_t>(g.bytes), 0);
     for (int t : g.tensors) {
-      const Tensor& tensor = tensors[static_cast<size_t>(t)];
+      const Tensor& tensor = c->tensors[static_cast<size_t>(t)];
       const int64_t base = tensor.original - g.original;
       auto mark = [&](int64_t first, int64_t bytes) {
         for (int64_t k = first; k < first + bytes && k < g.bytes; ++k) {
           uint16_t& owner = g.owner[static_cast<size_t>(k)];
-          std::vector<int> members = owners[owner].tensors;
+          std::vector<int> members = c->owners[owner].tensors;
           if (!members.empty() && members.back() == t) continue;
           members.push_back(t);
           owner = set_of(members);
@@ -181,51 +192,75 @@ std::string Check::open(const std::vector<const PkLaunch*>& all, const PkOptions
       }
     }
   }
-  for (size_t s = 1; s < owners.size(); ++s) {
-    OwnerSet& set = owners[s];
+}
+
+// Whether some launch says of tensor t that it does hold something (a counter that resets itself).
+bool said_to_hold(const Check* c, const Tensor& t) {
+  for (const PkLaunch* l : c->launches) {
+    for (int i = 0; i < l->nregions; ++i) {
+      const PkRegion& r = l->regions[i];
+      if (r.base && (r.flags & PK_REGION_INITIALISED) && same_place(t, r)) return true;
+    }
+  }
+  return false;
+}
+
+// What each owner set is to each launch, and whether it holds something before the first.
+void settle_roles(Check* c, const std::vector<std::vector<int>>& tensor_role) {
+  c->roles.assign(c->launches.size(), std::vector<int>(c->owners.size(), -1));
+  for (size_t s = 1; s < c->owners.size(); ++s) {
+    OwnerSet& set = c->owners[s];
     bool decided = false;
-    for (size_t l = 0; l < launches.size(); ++l) {
-      if (roles.size() <= l) roles.emplace_back();
-      roles[l].resize(owners.size(), -1);
+    for (size_t l = 0; l < c->launches.size(); ++l) {
       int role = -1;
       for (int t : set.tensors) {
         const int r = tensor_role[l][static_cast<size_t>(t)];
         if (r >= 0) role = role < 0 || role == r ? r : PK_ROLE_MUTATED;
       }
-      roles[l][s] = role;
+      c->roles[l][s] = role;
       if (role < 0) continue;
       set.writable = set.writable || role_writes(role);
-      if (decided) continue;  // the first launch that knows it says whether it holds something before
+      if (!decided) set.initialised = role_holds(role);  // the first launch that knows it decides
       decided = true;
-      set.initialised = role != PK_ROLE_OUTPUT && role != PK_ROLE_WORKSPACE;
     }
     for (int t : set.tensors) {
-      for (const PkLaunch* l : launches) {
-        for (int i = 0; i < l->nregions; ++i) {
-          const PkRegion& r = l->regions[i];
-          if (r.base && same_place(tensors[static_cast<size_t>(t)], r) && (r.flags & PK_REGION_INITIALISED) &&
-              role_holds(r))
-            set.initialised = true;
-        }
-      }
+      if (said_to_hold(c, c->tensors[static_cast<size_t>(t)])) set.initialised = true;
     }
   }
-  for (Group& g : groups) {
+}
+
+// Cells for the groups that somebody may write. Returns what went wrong.
+std::string shadow_groups(Check* c) {
+  for (Group& g : c->groups) {
     for (int t : g.tensors) {
-      for (const OwnerSet& s : owners) {
-        if (std::find(s.tensors.begin(), s.tensors.end(), t) != s.tensors.end() && s.writable)
-          g.shadowed = true;
+      for (const OwnerSet& s : c->owners) {
+        if (s.writable && std::find(s.tensors.begin(), s.tensors.end(), t) != s.tensors.end()) g.shadowed = true;
       }
     }
     if (!g.shadowed) continue;
-    g.cell_bytes = (static_cast<size_t>(g.bytes) + 4096) / 4 * sizeof(Cell);
+    g.cell_bytes = (static_cast<size_t>(g.bytes) + kPage) / 4 * sizeof(Cell);
     void* cells = mmap(nullptr, g.cell_bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (cells == MAP_FAILED) return "no memory for the checker's shadow of the tensors";
     g.cells = static_cast<Cell*>(cells);
   }
-  grid_era.assign(launches.size(), 0);
   return "";
+}
+
+}  // namespace
+
+std::string Check::open(const std::vector<const PkLaunch*>& all, const PkOptions& o) {
+  options = o;
+  launches = all;
+  const auto tensor_role = collect_tensors(this);
+  group_tensors(this);
+  std::string error = map_groups(this);
+  if (!error.empty()) return error;
+  assign_gaps(&page_group);
+  find_owners(this);
+  settle_roles(this, tensor_role);
+  grid_era.assign(launches.size(), 0);
+  return shadow_groups(this);
 }
 
 void* Check::relocate(const void* p) const {

@@ -43,6 +43,47 @@ uint3 thread_index(const dim3& d, uint32_t linear) {
   return {linear % d.x, linear / d.x % d.y, linear / d.x / d.y};
 }
 
+// ,"key":value
+std::string field(const char* key, uint64_t value) {
+  return std::string(",\"") + key + "\":" + std::to_string(value);
+}
+std::string field(const char* key, const std::string& text) { return std::string(",\"") + key + "\":" + quoted(text); }
+
+std::string finding_json(const Finding& f) {
+  std::string out = "{\"kind\":" + quoted(f.kind) + field("kernel", f.kernel) + ",\"pc\":" + number(f.pc) +
+                    ",\"other_pc\":" + number(f.other_pc);
+  if (!f.file.empty()) out += field("file", f.file) + ",\"line\":" + std::to_string(f.line);
+  return out + ",\"block\":" + triple(f.block) + ",\"thread\":" + triple(f.thread) + field("address", f.address) +
+         field("tensor", f.tensor) + ",\"offset\":" + std::to_string(f.offset) + field("message", f.message) + "}";
+}
+
+std::string line_json(const void* pc, const PcStats& s) {
+  uint64_t unique = 0;
+  for (const auto& u : s.unique) unique += static_cast<uint64_t>(__builtin_popcount(u.second));
+  return "{\"pc\":" + number(pc) + field("space", std::string(s.space)) + field("op", std::string(s.op)) +
+         field("by", std::string(s.by)) + field("bytes", s.bytes) + field("requests", s.requests) +
+         field("lanes", s.lanes) + field("sectors", s.sectors) + field("ideal_sectors", s.ideal_sectors) +
+         field("wavefronts", s.wavefronts) + field("ideal_wavefronts", s.ideal_wavefronts) +
+         field("unique_bytes", unique) + "}";
+}
+
+std::string launch_json(const LaunchTotals& t, const std::vector<Tensor>& tensors) {
+  uint64_t read = 0, written = 0;
+  std::string each;
+  for (const auto& [index, bits] : t.touched) {
+    const Tensor& tensor = tensors[static_cast<size_t>(index)];
+    const uint64_t r = count_bits(bits.first), w = count_bits(bits.second);
+    read += r;
+    written += w;
+    each += std::string(each.empty() ? "" : ",") + "{\"name\":" + quoted(tensor.name) +
+            field("bytes", static_cast<uint64_t>(tensor.bytes)) + field("unique_bytes_read", r) +
+            field("unique_bytes_written", w) + "}";
+  }
+  return "{\"kernel\":" + quoted(t.kernel) + field("blocks", t.blocks) + field("threads", t.threads) +
+         field("smem_static", t.smem) + field("unique_bytes_read", read) + field("unique_bytes_written", written) +
+         ",\"tensors\":[" + each + "]}";
+}
+
 }  // namespace
 
 std::string Check::thread_text(const Node& n) const {
@@ -119,52 +160,20 @@ std::string Check::json() const {
   std::string out = "{\"findings\":[";
   const char* comma = "";
   for (const Finding& f : findings) {
-    out += comma;
+    out += comma + finding_json(f);
     comma = ",";
-    out += "{\"kind\":" + quoted(f.kind) + ",\"kernel\":" + quoted(f.kernel) + ",\"pc\":" + number(f.pc) +
-           ",\"other_pc\":" + number(f.other_pc);
-    if (!f.file.empty()) out += ",\"file\":" + quoted(f.file) + ",\"line\":" + std::to_string(f.line);
-    out += ",\"block\":" + triple(f.block) + ",\"thread\":" + triple(f.thread) +
-           ",\"address\":" + std::to_string(f.address) + ",\"tensor\":" + quoted(f.tensor) +
-           ",\"offset\":" + std::to_string(f.offset) + ",\"message\":" + quoted(f.message) + "}";
   }
   out += "],\"lines\":[";
   comma = "";
   for (const auto& [pc, s] : lines) {
-    out += comma;
+    out += comma + line_json(pc, s);
     comma = ",";
-    uint64_t unique = 0;
-    for (const auto& u : s.unique) unique += static_cast<uint64_t>(__builtin_popcount(u.second));
-    out += "{\"pc\":" + number(pc) + ",\"space\":" + quoted(s.space) + ",\"op\":" + quoted(s.op) +
-           ",\"by\":" + quoted(s.by) + ",\"bytes\":" + std::to_string(s.bytes) +
-           ",\"requests\":" + std::to_string(s.requests) + ",\"lanes\":" + std::to_string(s.lanes) +
-           ",\"sectors\":" + std::to_string(s.sectors) +
-           ",\"ideal_sectors\":" + std::to_string(s.ideal_sectors) +
-           ",\"wavefronts\":" + std::to_string(s.wavefronts) +
-           ",\"ideal_wavefronts\":" + std::to_string(s.ideal_wavefronts) +
-           ",\"unique_bytes\":" + std::to_string(unique) + "}";
   }
   out += "],\"launches\":[";
   comma = "";
   for (const LaunchTotals& t : totals) {
-    out += comma;
+    out += comma + launch_json(t, tensors);
     comma = ",";
-    uint64_t read = 0, written = 0;
-    std::string each;
-    for (const auto& [tensor, bits] : t.touched) {
-      const uint64_t r = count_bits(bits.first), w = count_bits(bits.second);
-      read += r;
-      written += w;
-      each += std::string(each.empty() ? "" : ",") +
-              "{\"name\":" + quoted(tensors[static_cast<size_t>(tensor)].name) +
-              ",\"bytes\":" + std::to_string(tensors[static_cast<size_t>(tensor)].bytes) +
-              ",\"unique_bytes_read\":" + std::to_string(r) +
-              ",\"unique_bytes_written\":" + std::to_string(w) + "}";
-    }
-    out += "{\"kernel\":" + quoted(t.kernel) + ",\"blocks\":" + std::to_string(t.blocks) +
-           ",\"threads\":" + std::to_string(t.threads) + ",\"smem_static\":" + std::to_string(t.smem) +
-           ",\"unique_bytes_read\":" + std::to_string(read) +
-           ",\"unique_bytes_written\":" + std::to_string(written) + ",\"tensors\":[" + each + "]}";
   }
   return out + "]}";
 }

@@ -88,6 +88,10 @@ bool all_lanes(uint32_t lanes, F f) {
 
 const char* verb(uint8_t flags) { return flags & kAtomic ? "atomic" : flags & kWrite ? "write" : "read"; }
 
+std::string size_text(const Access& a) {
+  return std::string(verb(a.flags)) + " of " + std::to_string(a.bytes) + " bytes";
+}
+
 }  // namespace
 
 // Whether everything node n stands for happens before access a. *pending: it is asynchronous and has not
@@ -141,129 +145,157 @@ bool Check::fenced(const Access& a, const Node& n) const {
   return all_lanes(n.lanes, [&](uint32_t lane) { return covered(n.warp * 32u + lane); });
 }
 
+uint32_t Check::take_node() {
+  if (free_node == 0) {
+    nodes.emplace_back();
+    return static_cast<uint32_t>(nodes.size() - 1);
+  }
+  const uint32_t at = free_node;
+  free_node = nodes[at].next;
+  return at;
+}
+
+void Check::give_node(uint32_t at) {
+  nodes[at].next = free_node;
+  free_node = at;
+}
+
 void Check::drop_nodes(Cell& c) {
   for (uint32_t i = c.head; i != 0;) {
     const uint32_t next = nodes[i].next;
-    nodes[i].next = free_node;
-    free_node = i;
+    give_node(i);
     i = next;
   }
   c.head = 0;
+}
+
+// Access a and node n touch the same bytes, one of them writes, and nothing orders them. pending: n is asynchronous
+// and has not been waited for.
+void Check::report_race(const Access& a, const Node& n, bool in_shared, bool pending, const std::string& name,
+                        int64_t offset) {
+  const std::string does = verb(a.flags);
+  if (pending) {
+    const char* what = n.flags & kLoad ? "a TMA load" : ops[n.clock].what;
+    report("missing_wait", a, name, offset,
+           does + " of bytes that " + what + " still " + (n.flags & kWrite ? "writes" : "reads") +
+               (n.flags & kLoad ? ": no wait on its mbarrier orders them" : ": nothing has waited for it"),
+           &n);
+    return;
+  }
+  const bool other_block = !(n.flags & (kOp | kLoad)) && n.block != check_of(a.f->block)->uid;
+  report(in_shared ? "shared_race" : "global_race", a, name, offset,
+         does + " not ordered against the " + verb(n.flags) + " by " + thread_text(n) +
+             (other_block ? " (blocks are not ordered)" : ""),
+         &n);
+}
+
+// The common case: one more lane of a warp that reads what nobody has written in this era. `like` is the node the
+// access would make; false if there is more to it.
+bool Check::join_read(const Access& a, const Cell& c, const Node& like, bool in_shared) {
+  Node* same = nullptr;
+  for (uint32_t k = c.head; k != 0; k = nodes[k].next) {
+    Node& n = nodes[k];
+    const bool settled =
+        in_shared && n.block == like.block && n.era < like.era && !(n.flags & (kOp | kLoad));
+    if ((n.flags & (kWrite | kOp | kLoad)) && !settled) return false;
+    if (n.warp == like.warp && n.flags == 0 && n.bytes == like.bytes && n.clock == like.clock &&
+        n.era == like.era && n.block == like.block && n.launch == like.launch && n.grid_era == like.grid_era)
+      same = &n;
+  }
+  if (same == nullptr) return false;
+  same->lanes |= like.lanes;
+  same->pc = a.pc;
+  return true;
+}
+
+// What becomes of node n, of the same bytes as access a, now that a has come.
+Check::Fate Check::absorb(const Access& a, Node& n, const Node& like) {
+  if (a.flags & kWrite) return (n.bytes & ~like.bytes) == 0 ? Fate::kGone : Fate::kStays;
+  if ((a.flags & kOp) && (n.flags & (kOp | kWrite)) == kOp && n.bytes == like.bytes) {
+    const AsyncOp& op = ops[n.clock];  // complete no later than this one, if the same thread issued it
+    return op.block == check_of(a.f->block)->uid && op.thread == a.f->linear ? Fate::kGone : Fate::kStays;
+  }
+  const bool plain_read = !(n.flags & (kWrite | kOp | kLoad)) && !(a.flags & kOp);
+  if (!plain_read || n.warp != like.warp || n.block != check_of(a.f->block)->uid) return Fate::kStays;
+  if (n.clock == like.clock && n.era == like.era && n.bytes == like.bytes) {
+    n.lanes |= like.lanes;
+    n.pc = a.pc;
+    return Fate::kTookIn;
+  }
+  if ((n.bytes & ~like.bytes) != 0) return Fate::kStays;
+  n.lanes &= ~like.lanes;  // this read comes later in the same thread and says as much
+  return n.lanes == 0 ? Fate::kGone : Fate::kStays;
 }
 
 void Check::touch_cells(const Access& a, Cell* cells, size_t first_byte, BlockCheck* home, bool initialised,
                         const Tensor* tensor, int64_t offset) {
   const BlockCheck* b = check_of(a.f->block);
   const ThreadCheck& t = check_of(a.f);
-  const bool write = a.flags & kWrite, reads = !write || (a.flags & kAtomic);
+  const bool write = a.flags & kWrite, reads = !write || (a.flags & kAtomic), in_shared = home != nullptr;
+  const bool tma = a.flags & kLoad;
   const auto launch = static_cast<uint16_t>(a.f->block->grid->index);
-  const uint16_t gera = grid_era[launch];
-  const auto warp = static_cast<uint16_t>(a.flags & kLoad ? a.owner : a.f->linear / 32);
-  const uint32_t me = a.flags & kLoad ? 0u : 1u << a.f->lane;
-  const uint32_t clock = a.flags & (kOp | kLoad) ? a.clock : t.clock;
+  auto name = [tensor] { return tensor ? tensor->name : std::string("shared"); };
+  Node like{0,
+            tma ? home->uid : b->uid,
+            b->era,
+            a.flags & (kOp | kLoad) ? a.clock : t.clock,
+            tma ? 0u : 1u << a.f->lane,
+            static_cast<uint16_t>(tma ? a.owner : a.f->linear / 32),
+            launch,
+            0,
+            a.flags,
+            grid_era[launch],
+            t.proxy_fences,
+            a.pc};
   bool uninitialised = false, race = false;
   for (size_t byte = first_byte, end = first_byte + a.bytes; byte < end;) {
     const size_t index = byte / 4;
-    uint8_t mask = 0;
-    for (; byte < end && byte / 4 == index; ++byte) mask = static_cast<uint8_t>(mask | 1u << byte % 4);
+    like.bytes = 0;
+    for (; byte < end && byte / 4 == index; ++byte) like.bytes = static_cast<uint8_t>(like.bytes | 1u << byte % 4);
     Cell& c = cells[index];
-    if (reads && !initialised && !uninitialised && (c.written & mask) != mask) {
+    if (reads && !initialised && !uninitialised && (c.written & like.bytes) != like.bytes) {
       uninitialised = true;
-      report(home ? "uninitialised_shared" : "uninitialised_global", a, tensor ? tensor->name : "shared",
-             offset, "reads bytes that nothing has written");
+      report(in_shared ? "uninitialised_shared" : "uninitialised_global", a, name(), offset,
+             "reads bytes that nothing has written");
     }
-    // The common case: one more lane of a warp that reads what nobody has written in this era.
-    if (a.flags == 0 && !a.proxy) {
-      Node* same = nullptr;
-      bool written = false;
-      for (uint32_t k = c.head; k != 0 && !written; k = nodes[k].next) {
-        Node& n = nodes[k];
-        const bool settled = home && n.block == b->uid && n.era < b->era && !(n.flags & (kOp | kLoad));
-        written = (n.flags & (kWrite | kOp | kLoad)) && !settled;
-        if (n.warp == warp && n.flags == 0 && n.bytes == mask && n.clock == clock && n.era == b->era &&
-            n.block == b->uid && n.launch == launch && n.grid_era == gera) {
-          same = &n;
-        }
-      }
-      if (same && !written) {
-        same->lanes |= me;
-        same->pc = a.pc;
-        continue;
-      }
-    }
+    if (a.flags == 0 && !a.proxy && join_read(a, c, like, in_shared)) continue;
     bool merged = false;
     for (uint32_t* link = &c.head; *link != 0;) {
       Node& n = nodes[*link];
-      const bool stale = n.launch != launch || n.grid_era < gera ||
-                         (home && !(n.flags & (kOp | kLoad)) && a.f->block->cluster_n == 1 &&
+      const bool stale = n.launch != launch || n.grid_era < like.grid_era ||
+                         (in_shared && !(n.flags & (kOp | kLoad)) && a.f->block->cluster_n == 1 &&
                           n.era < b->era && !(n.flags & kGeneric));
-      bool remove = stale;
-      if (!stale && (n.bytes & mask)) {
+      Fate fate = stale ? Fate::kGone : Fate::kStays;
+      if (!stale && (n.bytes & like.bytes)) {
         const bool conflict = (write || (n.flags & kWrite)) && !(a.flags & n.flags & kAtomic);
         bool pending = false;
         if (conflict && !race && !ordered(a, n, home, &pending)) {
           race = true;
-          if (pending) {
-            const char* what = n.flags & kLoad ? "a TMA load" : ops[n.clock].what;
-            const std::string does = n.flags & kWrite ? "writes" : "reads";
-            report("missing_wait", a, tensor ? tensor->name : "shared", offset,
-                   std::string(verb(a.flags)) + " of bytes that " + what + " still " + does +
-                       (n.flags & kLoad ? ": no wait on its mbarrier orders them"
-                                        : ": nothing has waited for it"),
-                   &n);
-          } else {
-            const bool other_block = !(n.flags & (kOp | kLoad)) && n.block != b->uid;
-            report(home ? "shared_race" : "global_race", a, tensor ? tensor->name : "shared", offset,
-                   std::string(verb(a.flags)) + " not ordered against the " + verb(n.flags) + " by " +
-                       thread_text(n) + (other_block ? " (blocks are not ordered)" : ""),
-                   &n);
-          }
+          report_race(a, n, in_shared, pending, name(), offset);
         }
         if (a.proxy && !race && (n.flags & kGeneric) && reads && !fenced(a, n)) {
           race = true;
-          report("missing_proxy_fence", a, tensor ? tensor->name : "shared", offset,
+          report("missing_proxy_fence", a, name(), offset,
                  "the async proxy reads bytes written by " + thread_text(n) +
                      " without fence_proxy_async in between",
                  &n);
         }
-        if (write) {
-          remove = (n.bytes & ~mask) == 0;
-        } else if ((a.flags & kOp) && (n.flags & (kOp | kWrite)) == kOp && n.bytes == mask) {
-          const AsyncOp& op = ops[n.clock];  // complete no later than this one, if the same thread issued it
-          remove = op.block == b->uid && op.thread == a.f->linear;
-        } else if (!(n.flags & (kWrite | kOp | kLoad)) && !(a.flags & kOp) && n.warp == warp &&
-                   n.block == b->uid) {
-          if (n.clock == clock && n.era == b->era && n.bytes == mask) {
-            n.lanes |= me;
-            n.pc = a.pc;
-            merged = true;
-          } else if ((n.bytes & ~mask) == 0) {
-            n.lanes &= ~me;  // this read comes later in the same thread and says as much
-            remove = n.lanes == 0;
-          }
-        }
+        fate = absorb(a, n, like);
       }
-      if (remove) {
+      merged = merged || fate == Fate::kTookIn;
+      if (fate == Fate::kGone) {
         const uint32_t gone = *link;
         *link = n.next;
-        nodes[gone].next = free_node;
-        free_node = gone;
+        give_node(gone);
       } else {
         link = &n.next;
       }
     }
-    if (write) c.written |= mask;
+    if (write) c.written |= like.bytes;
     if (merged) continue;
-    uint32_t at = free_node;
-    if (at != 0) {
-      free_node = nodes[at].next;
-    } else {
-      at = static_cast<uint32_t>(nodes.size());
-      nodes.emplace_back();
-    }
-    const uint32_t block = a.flags & kLoad ? home->uid : b->uid;
-    nodes[at] =
-        Node{c.head, block, b->era, clock, me, warp, launch, mask, a.flags, gera, t.proxy_fences, a.pc};
+    const uint32_t at = take_node();
+    nodes[at] = like;
+    nodes[at].next = c.head;
     c.head = at;
   }
 }
@@ -273,13 +305,12 @@ void Check::shared(const Access& a, Block* owner) {
   const bool foreign = owner->check == nullptr || owner->cluster != a.f->block->cluster;
   const bool gone = owner->live == 0 && owner != a.f->block;
   if (foreign || gone || offset + a.bytes > owner->smem_used) {
-    const std::string access = std::string(verb(a.flags)) + " of " + std::to_string(a.bytes) +
-                               " bytes at smem+" + std::to_string(offset);
+    const std::string why =
+        foreign ? " of a block outside the cluster"
+        : gone  ? " of a block that has returned"
+                : "; the block has " + std::to_string(owner->smem_used) + " bytes of shared memory";
     fatal("out_of_bounds", a, "shared", static_cast<int64_t>(offset),
-          access + (foreign ? " of a block outside the cluster"
-                    : gone
-                        ? " of a block that has returned"
-                        : "; the block has " + std::to_string(owner->smem_used) + " bytes of shared memory"));
+          size_text(a) + " at smem+" + std::to_string(offset) + why);
   }
   BlockCheck* home = check_of(owner);
   if (home->smem.size() < (owner->smem_used + 3) / 4)
@@ -287,57 +318,65 @@ void Check::shared(const Access& a, Block* owner) {
   touch_cells(a, home->smem.data(), offset, home, false, nullptr, static_cast<int64_t>(offset));
 }
 
+// An access of group g that is in none of its tensors: `bad` is the first byte, from the group's start, that is not.
+void Check::outside(const Access& a, const Group& g, int64_t first, int64_t bad) {
+  const Tensor* nearest = &tensors[static_cast<size_t>(g.tensors[0])];
+  int64_t distance = INT64_MAX;
+  for (int i : g.tensors) {
+    const Tensor& t = tensors[static_cast<size_t>(i)];
+    const int64_t base = t.mapped - g.mapped;
+    const int64_t d = bad < base ? base - bad : bad >= base + t.bytes ? bad - base - t.bytes + 1 : 0;
+    if (d < distance) nearest = &t, distance = d;
+  }
+  const int64_t at = first - (nearest->mapped - g.mapped);
+  const std::string where =
+      at < 0                          ? std::to_string(-at) + " bytes before " + nearest->name
+      : at >= nearest->bytes          ? std::to_string(at - nearest->bytes) + " bytes past the end of " + nearest->name
+      : at + a.bytes > nearest->bytes ? "across the end of " + nearest->name
+                                      : "between the elements of " + nearest->name;
+  fatal("out_of_bounds", a, nearest->name, at,
+        size_text(a) + " " + where + " (" + std::to_string(nearest->bytes) + " bytes)");
+}
+
+// Notes which bytes of the tensor the launch has read and written.
+void Check::count_bytes(const Access& a, int tensor, int64_t offset) {
+  const int64_t bytes = tensors[static_cast<size_t>(tensor)].bytes;
+  auto mark = [&](std::vector<uint64_t>& bits) {
+    if (bits.empty()) bits.resize(static_cast<size_t>(bytes + 63) / 64, 0);
+    for (int64_t i = offset; i < offset + a.bytes && i < bytes; ++i) {
+      if (i >= 0) bits[static_cast<size_t>(i) / 64] |= uint64_t{1} << i % 64;
+    }
+  };
+  auto& touched = totals[static_cast<size_t>(a.f->block->grid->index)].touched[tensor];
+  const bool write = a.flags & kWrite;
+  if (write) mark(touched.second);
+  if (!write || (a.flags & kAtomic)) mark(touched.first);
+}
+
 void Check::global(const Access& a) {
   Group* g = group_at(a.address);
-  const bool write = a.flags & kWrite;
-  auto size = [&a] { return std::string(verb(a.flags)) + " of " + std::to_string(a.bytes) + " bytes"; };
-  if (g == nullptr) fatal("out_of_bounds", a, "", 0, size() + " near no tensor");
+  if (g == nullptr) fatal("out_of_bounds", a, "", 0, size_text(a) + " near no tensor");
   const int64_t first =
       static_cast<int64_t>(a.address) - static_cast<int64_t>(reinterpret_cast<uintptr_t>(g->mapped));
-  const auto launch = static_cast<size_t>(a.f->block->grid->index);
-  uint16_t owner = 0;
-  bool inside = first >= 0 && first + a.bytes <= g->bytes;
-  int64_t bad = first;
-  if (inside) {
-    owner = g->owner.empty() ? g->simple : g->owner[static_cast<size_t>(first)];
-    for (int64_t i = first; !g->owner.empty() && i < first + a.bytes; ++i) {
-      if (g->owner[static_cast<size_t>(i)] != 0) continue;
-      inside = false;
-      bad = i;
-    }
+  if (first < 0 || first + a.bytes > g->bytes) outside(a, *g, first, first);
+  for (int64_t i = first + a.bytes; !g->owner.empty() && i-- > first;) {
+    if (g->owner[static_cast<size_t>(i)] == 0) outside(a, *g, first, i);
   }
-  if (!inside || owner == 0) {
-    const Tensor* nearest = &tensors[static_cast<size_t>(g->tensors[0])];
-    int64_t distance = INT64_MAX;
-    for (int i : g->tensors) {
-      const Tensor& t = tensors[static_cast<size_t>(i)];
-      const int64_t base = t.mapped - g->mapped;
-      const int64_t d = bad < base ? base - bad : bad >= base + t.bytes ? bad - base - t.bytes + 1 : 0;
-      if (d < distance) nearest = &t, distance = d;
-    }
-    const int64_t at = first - (nearest->mapped - g->mapped);
-    const std::string where = at < 0                 ? std::to_string(-at) + " bytes before " + nearest->name
-                              : at >= nearest->bytes ? std::to_string(at - nearest->bytes) +
-                                                           " bytes past the end of " + nearest->name
-                              : at + a.bytes > nearest->bytes ? "across the end of " + nearest->name
-                                                              : "between the elements of " + nearest->name;
-    fatal("out_of_bounds", a, nearest->name, at,
-          size() + " " + where + " (" + std::to_string(nearest->bytes) + " bytes)");
-  }
+  const uint16_t owner = g->owner.empty() ? g->simple : g->owner[static_cast<size_t>(first)];
   const OwnerSet& set = owners[owner];
   const Tensor& t = tensors[static_cast<size_t>(set.tensors[0])];
   const int64_t offset = first - (t.mapped - g->mapped);
-  const int role = roles[launch][owner];
-  if (role < 0)
+  const int role = roles[static_cast<size_t>(a.f->block->grid->index)][owner];
+  if (role < 0) {
     fatal("out_of_bounds", a, t.name, offset,
-          size() + " of " + t.name + ", which is no argument of this launch");
-  if (write && (role == PK_ROLE_INPUT || role == PK_ROLE_WEIGHT)) {
-    report(
-        "write_to_input", a, t.name, offset,
-        std::string("writes ") + t.name + ", which is " + (role == PK_ROLE_WEIGHT ? "a weight" : "an input"));
+          size_text(a) + " of " + t.name + ", which is no argument of this launch");
   }
-  const Grid* grid = a.f->block->grid;
-  if (grid->pdl && !a.f->waited) {
+  const bool write = a.flags & kWrite;
+  if (write && (role == PK_ROLE_INPUT || role == PK_ROLE_WEIGHT)) {
+    report("write_to_input", a, t.name, offset,
+           "writes " + t.name + ", which is " + (role == PK_ROLE_WEIGHT ? "a weight" : "an input"));
+  }
+  if (a.f->block->grid->pdl && !a.f->waited) {
     if (write) {
       report("pdl_write_before_wait", a, t.name, offset, "writes " + t.name + " before grid_wait()");
     } else if (role != PK_ROLE_WEIGHT) {
@@ -345,21 +384,21 @@ void Check::global(const Access& a) {
              "reads " + t.name + ", which is no weight, before grid_wait()");
     }
   }
-  LaunchTotals& total = totals[launch];
-  auto mark = [&](std::vector<uint64_t>& bits) {
-    if (bits.empty()) bits.resize(static_cast<size_t>(t.bytes + 63) / 64, 0);
-    for (int64_t i = offset; i < offset + a.bytes && i < t.bytes; ++i) {
-      if (i >= 0) bits[static_cast<size_t>(i) / 64] |= uint64_t{1} << i % 64;
-    }
-  };
-  auto& touched = total.touched[set.tensors[0]];
-  if (write) mark(touched.second);
-  if (!write || (a.flags & kAtomic)) mark(touched.first);
+  count_bytes(a, set.tensors[0], offset);
   if (g->shadowed) {
     // Cells follow the address, so that a 4-byte word is one cell whatever the tensor's alignment.
     const auto skew = static_cast<size_t>(reinterpret_cast<uintptr_t>(g->mapped) % 4);
     touch_cells(a, g->cells, static_cast<size_t>(first) + skew, nullptr, set.initialised, &t, offset);
   }
+}
+
+void Check::misaligned(const Access& a, const Block* owner) {
+  const Group* g = owner ? nullptr : group_at(a.address);
+  const std::string name = owner ? "shared" : g ? tensors[static_cast<size_t>(g->tensors[0])].name : "";
+  const void* start = owner ? static_cast<const void*>(owner->smem) : g ? g->mapped : nullptr;
+  fatal("misaligned", a, name, static_cast<int64_t>(a.address - reinterpret_cast<uintptr_t>(start)),
+        size_text(a) + " at an address that is " + std::to_string(a.address % a.bytes) +
+            " beyond a multiple of that");
 }
 
 // Seconds of checking; a thread of a kernel that ends makes far fewer.
@@ -369,22 +408,13 @@ void Check::touch(const Access& a) {
   // A lane that runs away alone also fills the trace, which waits for the others.
   const uint32_t most = options.trace ? kMostAccesses >> 4 : kMostAccesses;
   if (++check_of(a.f).accesses > most) {
-    fatal("endless", a, "", 0, "after " + std::to_string(most) + " accesses by one thread: a loop without an end?");
+    fatal("endless", a, "", 0,
+          "after " + std::to_string(most) + " accesses by one thread: a loop without an end, or one that waits for "
+          "another thread by plain loads, which lets no other run (use spin_until_ge or ld_acquire)");
   }
   Block* owner = block_of(worker, reinterpret_cast<const void*>(a.address));
-  const bool odd = a.bytes > 1 && a.bytes <= 16 && (a.bytes & (a.bytes - 1)) == 0 && a.address % a.bytes != 0;
-  if (odd) {
-    const Group* g = owner ? nullptr : group_at(a.address);
-    const std::string name = owner ? "shared" : g ? tensors[static_cast<size_t>(g->tensors[0])].name : "";
-    const int64_t offset =
-        static_cast<int64_t>(a.address) -
-        static_cast<int64_t>(reinterpret_cast<uintptr_t>(owner ? reinterpret_cast<char*>(owner->smem)
-                                                         : g   ? g->mapped
-                                                               : nullptr));
-    fatal("misaligned", a, name, offset,
-          std::string(verb(a.flags)) + " of " + std::to_string(a.bytes) + " bytes at an address that is " +
-              std::to_string(a.address % a.bytes) + " beyond a multiple of that");
-  }
+  const bool one_access = a.bytes > 0 && a.bytes <= 16 && (a.bytes & (a.bytes - 1)) == 0;
+  if (one_access && a.address % a.bytes != 0) misaligned(a, owner);
   if (owner) {
     shared(a, owner);
   } else {

@@ -47,7 +47,7 @@ void check_block_begin(Block* b) {
   if (b->check == nullptr) b->check = new BlockCheck;
   BlockCheck& k = *b->check;
   k.uid = static_cast<uint32_t>(c->block_names.size());
-  c->block_names.push_back(BlockName{static_cast<uint32_t>(b->grid->index), b->index, b->block_dim});
+  c->block_names.push_back(BlockName{b->index, b->block_dim});
   if (b->cluster->know == nullptr) b->cluster->know = new ClusterCheck;
   if (b->rank == 0) *b->cluster->know = ClusterCheck{};
   k.era = 0;

@@ -23,7 +23,6 @@ struct Knowledge {
   };
   std::vector<Entry> entries;
 
-  bool empty() const { return entries.empty(); }
   void clear() { entries.clear(); }
   Entry& at(uint32_t block, uint32_t era);
   void set(uint32_t block, uint32_t era, uint32_t index, uint32_t clock);
@@ -115,8 +114,8 @@ struct LaunchTotals {
   uint64_t blocks = 0;
   uint32_t threads = 0;
   uint32_t smem = 0;
-  std::map<int, std::pair<std::vector<uint64_t>, std::vector<uint64_t>>>
-      touched;  // tensor: bytes read, written
+  // By tensor: bitmaps of the bytes read and of the bytes written.
+  std::map<int, std::pair<std::vector<uint64_t>, std::vector<uint64_t>>> touched;
 };
 
 // ---- the per-line table
@@ -184,7 +183,6 @@ struct Finding {
 };
 
 struct BlockName {
-  uint32_t launch;
   uint3 index;
   dim3 dim;
 };
@@ -235,13 +233,24 @@ struct Check {
 
   // shadow (check_shadow.cpp)
   void touch(const Access& a);
-  void touch_cells(const Access& a, Cell* cells, size_t first_byte, BlockCheck* home, bool initialised,
-                   const Tensor* tensor, int64_t offset);
-  bool ordered(const Access& a, const Node& n, BlockCheck* home, bool* pending) const;
-  bool fenced(const Access& a, const Node& n) const;
-  void drop_nodes(Cell& c);
   void global(const Access& a);
   void shared(const Access& a, Block* b);
+  [[noreturn]] void outside(const Access& a, const Group& g, int64_t first, int64_t bad);
+  [[noreturn]] void misaligned(const Access& a, const Block* owner);
+  void count_bytes(const Access& a, int tensor, int64_t offset);
+  // home: the block whose shared memory the cells stand for; null for a tensor.
+  void touch_cells(const Access& a, Cell* cells, size_t first_byte, BlockCheck* home, bool initialised,
+                   const Tensor* tensor, int64_t offset);
+  enum class Fate { kStays, kGone, kTookIn };  // of a node: kTookIn stands for the new access too
+  bool join_read(const Access& a, const Cell& c, const Node& like, bool in_shared);
+  Fate absorb(const Access& a, Node& n, const Node& like);
+  bool ordered(const Access& a, const Node& n, BlockCheck* home, bool* pending) const;
+  bool fenced(const Access& a, const Node& n) const;
+  void report_race(const Access& a, const Node& n, bool in_shared, bool pending, const std::string& name,
+                   int64_t offset);
+  uint32_t take_node();
+  void give_node(uint32_t at);
+  void drop_nodes(Cell& c);
 
   // findings and the report (check_report.cpp)
   void report(const char* kind, const Access& a, const std::string& tensor, int64_t offset,

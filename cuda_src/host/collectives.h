@@ -21,12 +21,11 @@ uint64_t pkh_shuffle(uint32_t mask, uint64_t value, int source, const char* file
 uint32_t pkh_vote(uint32_t mask, int kind, uint64_t value, int* predicate, const char* file, int line);
 uint32_t pkh_reduce(uint32_t mask, int kind, int is_signed, uint32_t value, const char* file, int line);
 void pkh_warp(const char* name, void* slot, pk::host::WarpOp op, const char* file, int line);
+// ldmatrix and stmatrix: a slot starts with the row's address.
 void pkh_warp_matrix(const char* name, void* slot, pk::host::WarpOp op, int matrices, int store,
-                     const char* file,
-                     int line);  // ldmatrix and stmatrix: a slot starts with the row's address
+                     const char* file, int line);
 uint32_t pkh_activemask(void);
-void pkh_atomic(const void* p, uint32_t bytes, const char* file,
-                int line);  // before any atomic, under the checker
+void pkh_atomic(const void* p, uint32_t bytes, const char* file, int line);  // before one, under the checker
 void pkh_spin(const void* p, uint64_t seen, const char* file, int line);  // found p unchanged: let others run
 void pkh_threadfence(int scope);
 }

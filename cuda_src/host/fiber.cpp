@@ -92,8 +92,7 @@ namespace pk::host {
 namespace {
 
 constexpr size_t kStackBytes = 64 * 1024;
-constexpr size_t kMappingBytes =
-    2 * 1024 * 1024;                  // a huge page: a thousand stacks in small pages thrash the TLB
+constexpr size_t kMappingBytes = 2 << 20;  // a huge page: a thousand stacks in small pages thrash the TLB
 constexpr size_t kHugeStacks = 2048;  // beyond it small pages, as most of each huge one lies idle
 constexpr uint64_t kCanary = 0x70796b65726e2121u;  // at the low end of every stack
 

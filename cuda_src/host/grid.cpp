@@ -18,13 +18,6 @@ void trigger(Fiber* f) {
   if (--f->block->untriggered == 0) ++f->block->grid->triggered;
 }
 
-void try_release_barrier(Worker* w, Grid* g, Fiber* last) {
-  if (g->barrier_arrived < g->blocks * g->threads) return;
-  g->barrier_arrived = 0;
-  if (w->check) check_grid_barrier(w, g);
-  w->wake_all(g->barrier_waiting, last);
-}
-
 }  // namespace
 
 void grid_thread_exit(Fiber* f) {
@@ -141,11 +134,13 @@ void pkh_grid_barrier(uint32_t* counter, const char* file, int line) {
              "grid_barrier: the counter is %#x; it must be zero before its first use and nobody else's",
              *counter);
   }
-  if (++g->barrier_arrived == g->blocks * g->threads) {
-    g->barrier_waiting.push(f);
-    try_release_barrier(f->block->worker, g, f);
-  } else {
+  if (++g->barrier_arrived < g->blocks * g->threads) {
     g->barrier_waiting.push(f);
     fiber_suspend(f, "grid_barrier", file, line);
+    return;
   }
+  g->barrier_arrived = 0;
+  Worker* w = f->block->worker;
+  if (w->check) check_grid_barrier(w, g);
+  w->wake_all(g->barrier_waiting);
 }

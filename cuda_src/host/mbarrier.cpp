@@ -68,8 +68,7 @@ void pkh_mbar_init(uint64_t* bar, uint32_t count, const char* file, int line) {
   m->address = bar;
   m->count = m->pending = count;
   m->initialiser = f;
-  m->index = index;
-  m->word = 0x6d62617200000000u + index;
+  m->word = 0x6d62617200000000u + index;  // "mbar" and its number in the block
   memcpy(bar, &m->word, 8);
   if (f->block->worker->check) check_mbarrier_init(f, b, m, PKH_PC);
 }

@@ -2,8 +2,7 @@
 #pragma once
 #include "host/collectives.h"
 
-// One struct per kernel, laid over the start of the block's arena; the arena is filled with 0xff (NaN) when
-// claimed.
+// One struct per kernel, laid over the start of the block's arena, which is filled with 0xff (NaN) when claimed.
 #define PK_SMEM(T, name) T& name = *reinterpret_cast<T*>(::pk::host::claim_smem(sizeof(T)))
 #define PK_DYN_SMEM(T, name) T& name = *reinterpret_cast<T*>(::pk::host::dynamic_smem(sizeof(T)))
 
@@ -29,8 +28,7 @@ PK_DEVICE unsigned char* dynamic_smem(size_t bytes, PK_HERE) {
 }
 
 // The type that moves kBytes in one instruction, whatever the address (a misaligned one is the checker's
-// business, not a fault of the host's processor). g++ reports such an access of 16 bytes as one
-// __tsan_read_range or
+// business, not a fault of the host's processor). g++ reports such an access of 16 bytes as one __tsan_read_range or
 // __tsan_write_range, clang as __tsan_unaligned_read16 or write16.
 template <int kBytes>
 struct Raw;

@@ -137,8 +137,8 @@ PK_PURE void split(const Word8* words, typename Operand<T>::Sum (*planes)[Operan
 // sum[i] = sum over k of a[i, k] b[k, 0..7] for eight rows.
 template <class Sum, int kPlanes>
 PK_PURE void multiply_8x8(const Sum (*a)[kPlanes], const Sum (*b)[kPlanes], Sum* sum) {
-  Sum s0 = {}, s1 = {}, s2 = {}, s3 = {}, s4 = {}, s5 = {}, s6 = {},
-      s7 = {};  // not an array: they stay in registers
+  // Not an array: they stay in registers.
+  Sum s0 = {}, s1 = {}, s2 = {}, s3 = {}, s4 = {}, s5 = {}, s6 = {}, s7 = {};
   for (int w = 0; w < 8; ++w) {
 #pragma GCC unroll 4
     for (int p = 0; p < kPlanes; ++p) {

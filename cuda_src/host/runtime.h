@@ -29,15 +29,13 @@ constexpr size_t kArenaBytes = 256 * 1024;  // one block's shared memory; blocks
 constexpr size_t kMaxSmem = 232448;         // 227 KB, as sm_90
 constexpr size_t kStaticSmem = 49152;       // what a kernel may claim without asking in its launch
 constexpr int kMaxResidentBlocks = 4096;    // arenas reserved per worker
-constexpr uint64_t kMaxResidentThreads =
-    65536;  // fibers of an interleaved grid: bounds its stacks to about 1 GB
+constexpr uint64_t kMaxResidentThreads = 65536;  // fibers of an interleaved grid: its stacks take about 1 GB at most
 
 struct Block;
 struct Warp;
 struct Worker;
 struct Grid;
 struct Check;
-struct ThreadCheck;
 
 struct Stack {
   char* low;
@@ -69,7 +67,7 @@ struct StoreOp {  // one TMA store
   int x, y;
   bool done;
   const void* pc;
-  uint32_t id;
+  uint32_t id;  // the checker's
   const char* file;
   int line;
 };
@@ -121,7 +119,6 @@ struct alignas(64) Fiber : ThreadView {  // what a barrier touches fills two cac
   uint32_t wgmma_issued = 0;           // wgmmas of this thread so far
   std::vector<uint32_t> wgmma_groups;  // wgmma_issued at each commit not yet waited for
   std::unique_ptr<FiberAsync> async;
-  ThreadCheck* check = nullptr;
 
   FiberAsync& queues() {
     if (!async) async = std::make_unique<FiberAsync>();
@@ -179,7 +176,6 @@ struct Mbarrier {
   int64_t bytes = 0;  // transaction count of the current phase
   uint32_t phase = 0;
   uint64_t word = 0;    // what its shared memory holds
-  uint32_t index = 0;   // in the block
   bool fenced = false;  // its initialisation was made visible to the async proxy
   FiberList waiting;
   Fiber* initialiser = nullptr;
@@ -198,7 +194,6 @@ struct WgmmaTask {
   const void* pc;
   const char* file;
   int line;
-  uint32_t id = 0;  // the checker's
 };
 
 struct Warpgroup {
@@ -210,11 +205,9 @@ struct Warpgroup {
 struct Block : BlockView {
   Grid* grid = nullptr;
   Worker* worker = nullptr;
-  uint64_t linear = 0;  // index in the grid
-  int arena = 0;        // index of its arena
+  int arena = 0;  // index of its arena
   int threads = 0, live = 0;
   int untriggered = 0;  // threads that neither called grid_launch_dependents() nor returned
-  int slot = 0;
   struct Cluster* cluster = nullptr;
   std::unique_ptr<Fiber[]> fibers;
   int fiber_capacity = 0;
@@ -228,7 +221,6 @@ struct Block : BlockView {
 
 struct Cluster {
   Grid* grid = nullptr;
-  uint64_t index = 0;
   int size = 0, live_threads = 0, live_blocks = 0;
   int first_arena = 0;
   std::vector<std::unique_ptr<Block>> blocks;
@@ -251,7 +243,6 @@ struct LoadOp {
   std::vector<Mbarrier*> bars;  // one per destination
   Fiber* issuer;
   const void* pc;
-  uint32_t id;
   const char* file;
   int line;
 };
@@ -381,12 +372,10 @@ void run_fibers(Worker* w);  // until none is ready, one fails, or one pauses
 void thread_finished(Fiber* f);
 void start_cluster(Worker* w, Grid* g, uint64_t index);
 void run_serial(Worker* w, Job* job);  // clusters one after the other
-void run_interleaved(Worker* w,
-                     std::vector<Grid*>& grids);  // grids that may overlap, all blocks of a cooperative one
+void run_interleaved(Worker* w, std::vector<Grid*>& grids);  // that may overlap; all blocks of a cooperative one
 void poll(Fiber* f, const void* address, uint64_t seen, const char* what, const char* file, int line);
 
-// barrier.cpp, warp.cpp, copy_async.cpp, tma.cpp, cluster.cpp, grid.cpp: what the exit of a thread means to
-// them
+// barrier.cpp, warp.cpp, copy_async.cpp, tma.cpp, cluster.cpp, grid.cpp: what the exit of a thread means to them
 void barrier_thread_exit(Fiber* f);
 void warp_thread_exit(Fiber* f);
 void copies_thread_exit(Fiber* f);
@@ -401,7 +390,8 @@ void map_pieces(const TensorMap& m, uint32_t smem_offset, int x, int y,
                 const std::function<void(uint32_t, char*, uint32_t, uint32_t)>& f);
 Mbarrier* find_mbarrier(Worker* w, const void* address, Block** owner, const char* file, int line);
 void mbarrier_progress(Worker* w, Block* b, Mbarrier* m);
-Block* block_of(Worker* w, const void* address);  // null: not shared memory
+void require_operands(const Block* b, const WgmmaTask& t);  // fails, naming the wgmma's issue
+Block* block_of(Worker* w, const void* address);            // null: not shared memory
 Block* claimed_block(Fiber* f, const void* address, size_t bytes, const char* what, const char* file,
                      int line);
 

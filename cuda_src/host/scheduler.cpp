@@ -109,7 +109,6 @@ void start_block(Block* b, Grid* g, uint64_t cluster_index) {
   const uint32_t r = b->rank;
   b->grid = g;
   b->index = {cx * cd[0] + r % cd[0], cy * cd[1] + r / cd[0] % cd[1], cz * cd[2] + r / cd[0] / cd[1]};
-  b->linear = b->index.x + uint64_t{launch->grid[0]} * (b->index.y + uint64_t{launch->grid[1]} * b->index.z);
   b->block_dim = dim3(launch->block[0], launch->block[1], launch->block[2]);
   b->grid_dim = dim3(launch->grid[0], launch->grid[1], launch->grid[2]);
   b->cluster_n = g->cluster_n;
@@ -228,7 +227,6 @@ void start_cluster(Worker* w, Grid* g, uint64_t index) {
     return;
   }
   c->grid = g;
-  c->index = index;
   c->busy = true;
   c->live_blocks = c->size;
   c->live_threads = c->size * static_cast<int>(g->threads);

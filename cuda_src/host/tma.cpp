@@ -9,9 +9,8 @@
 namespace pk::host {
 namespace {
 
-uint32_t swizzle_span(const TensorMap& m) {
-  return 16u << m.swizzle;
-}  // bytes of a row that are permuted: 16 is none
+// Bytes of a row that are permuted among themselves: 16 is none.
+uint32_t swizzle_span(const TensorMap& m) { return 16u << m.swizzle; }
 
 // Offset in shared memory of byte `offset` of an unswizzled box: 16-byte chunks are permuted by the row of
 // 128 bytes.
@@ -19,8 +18,8 @@ uint32_t swizzled(const TensorMap& m, uint32_t offset) {
   return offset ^ (offset >> 7 & (swizzle_span(m) / 16 - 1)) << 4;
 }
 
-// Calls f(shared offset, global address or null outside the tensor, bytes) for every 16-byte piece of the
-// box.
+// Calls f(shared offset, global address or null outside the tensor, bytes of the piece before it, bytes there) for
+// every 16-byte piece of the box.
 template <class F>
 void each_piece(const TensorMap& m, uint32_t smem_offset, int x, int y, F f) {
   const uint32_t row_bytes = m.box[0] * m.elem_bytes;
@@ -211,7 +210,7 @@ void pkh_tma_store_wait(int pending, int read_only, const char* file, int line) 
   const size_t due = queue.due(keep);
   for (size_t i = 0; i < due; ++i) {
     if (!queue.ops[i].done) store(f, queue.ops[i]);
-    if (f->block->worker->check) check_store_done(f, queue.ops[i], read_only != 0);
+    if (f->block->worker->check) check_store_done(f, queue.ops[i]);
   }
   if (read_only) return;  // the writes to global memory are still to be waited for
   queue.retire(due, keep);

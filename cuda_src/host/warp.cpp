@@ -179,6 +179,22 @@ Collective make(uint32_t mask, CollectiveKind kind, const char* file, int line) 
   return c;
 }
 
+// All 32 lanes meet, and the last to come carries `op` out for all. matrices: how many ldmatrix or stmatrix moves.
+void meet_whole(Fiber* f, const char* name, void* slot, WarpOp op, int matrices, bool store, const char* file,
+                int line) {
+  if (f->warp->live != 0xffffffffu) {
+    pkh_fail(file, line, "%s needs all 32 lanes; those that exist and have not returned are %08x", name,
+             f->warp->live);
+  }
+  f->warp->slot[f->lane] = slot;
+  Collective c = make(0xffffffffu, kWarpOp, file, line);
+  c.op = op;
+  c.name = name;
+  c.matrices = matrices;
+  c.store = store;
+  meet(f, c, file, line);
+}
+
 }  // namespace
 
 void warp_thread_exit(Fiber* f) {
@@ -245,31 +261,13 @@ void pkh_warp_matrix(const char* name, void* slot, WarpOp op, int matrices, int 
                      int line) {
   Fiber* f = current();
   f->pc = PKH_PC;
-  if (f->warp->live != 0xffffffffu) {
-    pkh_fail(file, line, "%s needs all 32 lanes; those that exist and have not returned are %08x", name,
-             f->warp->live);
-  }
-  f->warp->slot[f->lane] = slot;
-  Collective c = make(0xffffffffu, kWarpOp, file, line);
-  c.op = op;
-  c.name = name;
-  c.matrices = matrices;
-  c.store = store != 0;
-  meet(f, c, file, line);
+  meet_whole(f, name, slot, op, matrices, store != 0, file, line);
 }
 
 void pkh_warp(const char* name, void* slot, WarpOp op, const char* file, int line) {
   Fiber* f = current();
   f->pc = PKH_PC;
-  if (f->warp->live != 0xffffffffu) {
-    pkh_fail(file, line, "%s needs all 32 lanes; those that exist and have not returned are %08x", name,
-             f->warp->live);
-  }
-  f->warp->slot[f->lane] = slot;
-  Collective c = make(0xffffffffu, kWarpOp, file, line);
-  c.op = op;
-  c.name = name;
-  meet(f, c, file, line);
+  meet_whole(f, name, slot, op, 0, false, file, line);
 }
 
 // Which lanes are converged is not defined on the device either; the honest answer is those that have not

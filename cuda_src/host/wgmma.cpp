@@ -9,14 +9,7 @@ namespace {
 
 void execute(Fiber* f, WgmmaTask& t) {
   Block* b = f->block;
-  // Errors name the issue, whoever happens to run this.
-  const char* problem = wgmma_desc_problem(t.desc_a, 64, b->smem_used);
-  const char* operand = "A";
-  if (problem == nullptr) {
-    problem = wgmma_desc_problem(t.desc_b, t.n, b->smem_used);
-    operand = "B";
-  }
-  if (problem != nullptr) pkh_fail(t.file, t.line, "wgmma, operand %s: %s", operand, problem);
+  require_operands(b, t);
   t.op(t.acc, b->smem, t.desc_a, t.desc_b, t.n, t.scale_d);
   t.done = true;
   ++b->worker->progress;
@@ -37,6 +30,15 @@ void execute_through(Fiber* f, Warpgroup& group, uint32_t end) {
 Warpgroup& group_of(Fiber* f) { return f->block->warpgroups[f->linear / 128]; }
 
 }  // namespace
+
+// Called when the checker looks at the issue, else when the product is computed, by whichever thread that is.
+void require_operands(const Block* b, const WgmmaTask& t) {
+  const char* problem = wgmma_desc_problem(t.desc_a, 64, b->smem_used);
+  if (problem != nullptr) pkh_fail(t.file, t.line, "wgmma, operand A: %s", problem);
+  problem = wgmma_desc_problem(t.desc_b, t.n, b->smem_used);
+  if (problem != nullptr) pkh_fail(t.file, t.line, "wgmma, operand B: %s", problem);
+}
+
 }  // namespace pk::host
 
 using namespace pk::host;

@@ -1,33 +1,17 @@
-// argmax of each row, ties to the lowest index. A block owns one piece of a row and reduces it to one 64-bit word whose
-// order is the order wanted: the value's bits made monotone above, the index's complement below. NaN never wins; a row
-// of nothing but NaN gives 0. argmax_join reduces the pieces of a row that was split.
+// argmax of each row, ties to the lowest index. A block owns one piece of a row and reduces it to the largest of its
+// words (core/order.cuh). NaN never wins; a row of nothing but NaN gives 0. argmax_join reduces the pieces of a row
+// that was split.
 #pragma once
+#include "core/order.cuh"
 #include "core/row.cuh"
 
 namespace pk {
 
 constexpr int kArgmaxThreads = 256;
 
-// Monotone in x: larger floats give larger words; -0 and 0 are equal; NaN below everything.
-PK_DEVICE uint32_t ordered(float x) {
-  if (x != x) return 0;
-  const uint32_t u = __float_as_uint(x == 0.0f ? 0.0f : x);
-  return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-PK_DEVICE uint64_t argmax_word(float x, uint32_t index) {
-  return static_cast<uint64_t>(ordered(x)) << 32 | (~index & 0xffffffffu);
-}
-PK_DEVICE int64_t argmax_index(uint64_t word) {
-  return word >> 32 ? static_cast<int64_t>(~static_cast<uint32_t>(word)) & 0xffffffff : 0;
-}
-
 struct ArgmaxSmem {
   uint64_t scratch[kArgmaxThreads / kWarp];
 };
-PK_DEVICE uint64_t argmax_block(uint64_t word, ArgmaxSmem& smem) {
-  auto larger = [](uint64_t a, uint64_t b) { return a > b ? a : b; };
-  return block_reduce<kArgmaxThreads>(word, smem.scratch, uint64_t(0), larger);
-}
 
 // The best word of chunks piece, piece + pieces, ... of a row, for this thread.
 template <bool kFast, class T>
@@ -38,7 +22,7 @@ PK_DEVICE uint64_t argmax_piece(const T* row, int n, int piece, int pieces) {
     const Chunk<T> v = row_load<kFast>(row, static_cast<int>(at), n, from_float<T>(NAN));
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) {
-      const uint64_t word = argmax_word(to_float(v[i]), static_cast<uint32_t>(at + i));
+      const uint64_t word = order_word(to_float(v[i]), static_cast<uint32_t>(at + i));
       best = word > best ? word : best;
     }
   }
@@ -56,10 +40,10 @@ __global__ void __launch_bounds__(kArgmaxThreads)
   const T* in = x + row * stride;
   grid_wait();
   uint64_t best = fast ? argmax_piece<true>(in, n, piece, pieces) : argmax_piece<false>(in, n, piece, pieces);
-  best = argmax_block(best, smem);
+  best = block_max<kArgmaxThreads>(best, smem.scratch);
   if (threadIdx.x == 0) {
     if (pieces == 1)
-      st(y + row, argmax_index(best));
+      st(y + row, order_index(best));
     else
       st(words + blockIdx.x, best);
   }
@@ -75,8 +59,8 @@ __global__ void __launch_bounds__(kArgmaxThreads)
     const uint64_t word = ld(words + static_cast<int64_t>(blockIdx.x) * pieces + i);
     best = word > best ? word : best;
   }
-  best = argmax_block(best, smem);
-  if (threadIdx.x == 0) st(y + blockIdx.x, argmax_index(best));
+  best = block_max<kArgmaxThreads>(best, smem.scratch);
+  if (threadIdx.x == 0) st(y + blockIdx.x, order_index(best));
   grid_launch_dependents();
 }
 

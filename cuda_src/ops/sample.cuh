@@ -2,15 +2,15 @@
 // times, the later ones from L2; the row is never sorted.
 //
 // A token's weight is exp((x - max) / T) as a fixed-point integer with 40 fraction bits, so sums over tokens are exact
-// and do not depend on the order in which threads add. Tokens are ordered by a 64-bit word: the logit's bits made
-// monotone above, the index's complement below (ties go to the lowest index). Each filter is a threshold on that word,
-// found by radix selection, one 8-bit digit a pass:
+// and do not depend on the order in which threads add. Tokens are ordered by their words (core/order.cuh): by logit,
+// ties to the lowest index. Each filter is a threshold on that word, found by radix selection, one 8-bit digit a pass:
 //   top-k  the k-th largest word: exactly k tokens stay
 //   top-p  the last word for which the weight of all larger ones is below p * (weight of what top-k left)
 //   min-p  a floor on the weight: min_p * the largest (2^40)
 // The draw takes the token, in index order, where the running weight passes u * total; u is 64 bits of Philox 4x32-10
 // of (seed, offset), so a request's tokens do not depend on the batch it is in.
 #pragma once
+#include "core/order.cuh"
 #include "core/row.cuh"
 
 namespace pk {
@@ -26,22 +26,12 @@ struct SampleSmem {
   uint64_t scan[kSampleThreads];
 };
 
-// Monotone in x, -0 and 0 equal, NaN below everything.
-PK_DEVICE uint32_t sample_key(float x) {
-  if (x != x) return 0;
-  const uint32_t u = __float_as_uint(x == 0.0f ? 0.0f : x);
-  return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-PK_DEVICE uint64_t sample_word(float x, uint32_t index) {
-  return static_cast<uint64_t>(sample_key(x)) << 32 | (~index & 0xffffffffu);
-}
-
 // A row's logits as weights.
 template <class T>
 struct SampleRow {
   const T* x;
   int n;
-  bool probs;    // x holds probabilities: the weight is x itself
+  bool probs;  // x holds probabilities: the weight is x itself
   float max, inv_t;
 
   PK_DEVICE float value(int i) const { return to_float(ld(x + i)); }
@@ -76,12 +66,19 @@ PK_DEVICE uint64_t mul_high(uint64_t a, uint64_t b) {
   return a1 * b1 + (mid >> 32) + ((a0 * b1 + static_cast<uint32_t>(mid)) >> 32);
 }
 
-PK_DEVICE uint64_t sample_sum(uint64_t v, SampleSmem& smem) {
-  return block_sum<kSampleThreads>(v, smem.scratch);
+// The word of the largest value, for the lowest index.
+template <class T>
+PK_DEVICE uint64_t sample_top(const SampleRow<T>& row, SampleSmem& smem) {
+  uint64_t best = 0;
+  for (int i = threadIdx.x; i < row.n; i += kSampleThreads) {
+    const uint64_t word = order_word(row.value(i), static_cast<uint32_t>(i));
+    best = word > best ? word : best;
+  }
+  return block_max<kSampleThreads>(best, smem.scratch);
 }
 
 // The smallest word W >= floor such that measure(words > W) < limit, over tokens with word >= floor. measure sums
-// `mass(i, v)`; limit is at least 1 and at most the whole measure.
+// `mass(value)`; limit is at least 1 and at most the whole measure.
 template <class T, class Mass>
 PK_DEVICE uint64_t sample_select(const SampleRow<T>& row, uint64_t floor, uint64_t limit, SampleSmem& smem, Mass mass) {
   uint64_t prefix = 0, before = 0;
@@ -91,7 +88,7 @@ PK_DEVICE uint64_t sample_select(const SampleRow<T>& row, uint64_t floor, uint64
     const uint64_t mask = shift == 56 ? 0 : ~uint64_t(0) << (shift + 8);
     for (int i = threadIdx.x; i < row.n; i += kSampleThreads) {
       const float v = row.value(i);
-      const uint64_t word = sample_word(v, static_cast<uint32_t>(i));
+      const uint64_t word = order_word(v, static_cast<uint32_t>(i));
       if (word < floor || (word & mask) != prefix) continue;
       const uint64_t m = mass(v);
       auto* bin = reinterpret_cast<unsigned long long*>(&smem.bins[word >> shift & 255]);
@@ -118,6 +115,51 @@ PK_DEVICE uint64_t sample_select(const SampleRow<T>& row, uint64_t floor, uint64
   return prefix;
 }
 
+// The floor that top-p puts in place of `floor`.
+template <class T>
+PK_DEVICE uint64_t sample_nucleus(const SampleRow<T>& row, uint64_t floor, float p, SampleSmem& smem) {
+  auto weight = [&](float v) { return row.weight(v); };
+  uint64_t z = 0;
+  for (int i = threadIdx.x; i < row.n; i += kSampleThreads) {
+    const float v = row.value(i);
+    if (order_word(v, static_cast<uint32_t>(i)) >= floor) z += row.weight(v);
+  }
+  z = block_sum<kSampleThreads>(z, smem.scratch);
+  const double share = static_cast<double>(p > 0.0f ? p : 0.0f) * static_cast<double>(z);
+  uint64_t limit = static_cast<uint64_t>(share);
+  if (static_cast<double>(limit) < share) ++limit;  // weight before < p z, for whole weights: < ceil(p z)
+  return sample_select(row, floor, limit ? limit : 1, smem, weight);
+}
+
+// Finds the token at which the running sum of kept(i) passes u / 2^64 of the total; the one thread that has it calls
+// found(token).
+template <class Kept, class Found>
+PK_DEVICE void sample_draw(int n, uint64_t u, SampleSmem& smem, Kept kept, Found found) {
+  // Each thread owns a run of neighbours, so that the running weight is in index order.
+  const int run = (n + kSampleThreads - 1) / kSampleThreads;
+  const int begin = threadIdx.x * run, end = begin + run < n ? begin + run : n;
+  uint64_t mine = 0;
+  for (int i = begin; i < end; ++i) mine += kept(i);
+  smem.scan[threadIdx.x] = mine;
+  __syncthreads();
+  for (int d = 1; d < kSampleThreads; d *= 2) {
+    const uint64_t add = threadIdx.x >= d ? smem.scan[threadIdx.x - d] : 0;
+    __syncthreads();
+    smem.scan[threadIdx.x] += add;
+    __syncthreads();
+  }
+  const uint64_t target = mul_high(u, smem.scan[kSampleThreads - 1]);
+  uint64_t at = smem.scan[threadIdx.x] - mine;
+  if (target < at || target >= at + mine) return;
+  for (int i = begin; i < end; ++i) {
+    at += kept(i);
+    if (target < at) {
+      found(i);
+      break;
+    }
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(kSampleThreads)
     sample(const T* __restrict__ x, const int64_t* __restrict__ seeds, const int64_t* __restrict__ offsets,
@@ -128,20 +170,12 @@ __global__ void __launch_bounds__(kSampleThreads)
   const int64_t r = blockIdx.x;
   grid_wait();
   const float t = temperatures ? ld(temperatures + r) : temperature;
-  int32_t k = top_ks ? ld(top_ks + r) : top_k;
+  const int32_t k = top_ks ? ld(top_ks + r) : top_k;
   const float p = top_ps ? ld(top_ps + r) : top_p;
   const float floor_p = min_ps ? ld(min_ps + r) : min_p;
   SampleRow<T> row{x + r * stride, n, probs != 0, 0.0f, 0.0f};
 
-  // The largest value and where it first stands.
-  uint64_t best = 0;
-  for (int i = threadIdx.x; i < n; i += kSampleThreads) {
-    const uint64_t word = sample_word(row.value(i), static_cast<uint32_t>(i));
-    best = word > best ? word : best;
-  }
-  auto larger = [](uint64_t a, uint64_t b) { return a > b ? a : b; };
-  best = block_reduce<kSampleThreads>(best, smem.scratch, uint64_t(0), larger);
-  const int64_t top = best >> 32 ? static_cast<int64_t>(~static_cast<uint32_t>(best)) & 0xffffffff : 0;
+  const int64_t top = order_index(sample_top(row, smem));
   row.max = row.value(static_cast<int>(top));
   // No probability anywhere: nothing but NaN and -inf, or +inf, or a setting that means nothing.
   const bool ok = row.max == row.max && row.max > -INFINITY && row.max < INFINITY && t >= 0.0f && p == p &&
@@ -156,57 +190,23 @@ __global__ void __launch_bounds__(kSampleThreads)
   }
   row.inv_t = 1.0f / t;
   auto one = [](float) { return uint64_t(1); };
-  auto weight = [&](float v) { return row.weight(v); };
 
   uint64_t floor = 0;
   if (k > 0 && k < n) floor = sample_select(row, 0, static_cast<uint64_t>(k), smem, one);
-  if (p < 1.0f) {
-    uint64_t z = 0;
-    for (int i = threadIdx.x; i < n; i += kSampleThreads) {
-      const float v = row.value(i);
-      if (sample_word(v, static_cast<uint32_t>(i)) >= floor) z += row.weight(v);
-    }
-    z = sample_sum(z, smem);
-    const double share = static_cast<double>(p > 0.0f ? p : 0.0f) * static_cast<double>(z);
-    uint64_t limit = static_cast<uint64_t>(share);
-    if (static_cast<double>(limit) < share) ++limit;  // weight before < p z, for whole weights: < ceil(p z)
-    floor = sample_select(row, floor, limit ? limit : 1, smem, weight);
-  }
+  if (p < 1.0f) floor = sample_nucleus(row, floor, p, smem);
   const float largest = static_cast<float>(row.weight(row.max));
   const uint64_t least = floor_p > 0.0f ? static_cast<uint64_t>(fminf(floor_p, 1.0f) * largest) : 0;
   auto kept = [&](int i) {
     const float v = row.value(i);
     const uint64_t w = row.weight(v);
-    return sample_word(v, static_cast<uint32_t>(i)) >= floor && w >= least ? w : 0;
+    return order_word(v, static_cast<uint32_t>(i)) >= floor && w >= least ? w : 0;
   };
 
-  // Each thread owns a run of neighbours, so that the running weight is in index order.
-  const int run = (n + kSampleThreads - 1) / kSampleThreads;
-  const int begin = threadIdx.x * run, end = begin + run < n ? begin + run : n;
-  uint64_t mine = 0;
-  for (int i = begin; i < end; ++i) mine += kept(i);
-  smem.scan[threadIdx.x] = mine;
-  __syncthreads();
-  for (int d = 1; d < kSampleThreads; d *= 2) {
-    const uint64_t add = threadIdx.x >= d ? smem.scan[threadIdx.x - d] : 0;
-    __syncthreads();
-    smem.scan[threadIdx.x] += add;
-    __syncthreads();
-  }
-  const uint64_t total = smem.scan[kSampleThreads - 1];
   const uint64_t u = philox(static_cast<uint64_t>(ld(seeds + r)), offsets ? static_cast<uint64_t>(ld(offsets + r)) : 0);
-  const uint64_t target = mul_high(u, total);
-  uint64_t at = smem.scan[threadIdx.x] - mine;
-  if (target >= at && target < at + mine) {  // exactly one thread
-    for (int i = begin; i < end; ++i) {
-      at += kept(i);
-      if (target < at) {
-        st(ids + r, static_cast<int64_t>(i));
-        break;
-      }
-    }
+  sample_draw(n, u, smem, kept, [&](int token) {
+    st(ids + r, static_cast<int64_t>(token));
     st(valid + r, true);
-  }
+  });
   grid_launch_dependents();
 }
 

@@ -96,9 +96,9 @@ op = Op(
         ArgumentError: a dtype, stride or ``out`` that is not as above.
     """,
     mutants=(
-        ("(~index & 0xffffffffu)", "index"),
-        ("if (x != x) return 0;", ""),
-        ("return u & 0x80000000u ? ~u : u | 0x80000000u;", "return u;"),
+        ("order_word(to_float(v[i]), static_cast<uint32_t>(at + i))", "order_word(to_float(v[i]), at)"),
+        ("order_word(to_float(v[i])", "order_word(fabsf(to_float(v[i]))"),
+        ("from_float<T>(NAN)", "from_float<T>(0.0f)"),
     ),
     benches=({"x": Spec("bfloat16", (1, 128256))}, {"x": Spec("bfloat16", (64, 128256))}),
 )

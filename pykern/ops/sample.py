@@ -17,6 +17,7 @@ from pykern.schema import FLOATS, Out, Problem, Scalar, Tensor
 
 THREADS = 512
 ONE = 1 << 40  # weight of the likeliest token
+MOST = 1 << 23  # tokens of weight 2^40 that sum below 2^63
 
 
 def plan(p: Problem, target: Target) -> Plan:
@@ -28,9 +29,6 @@ def plan(p: Problem, target: Target) -> Plan:
     )  # fmt: skip
     launch = Launch(template("sample", x.dtype), p.m, THREADS, args)
     return Plan((launch,), numerics=x.dtype, variant="sample", why=("a block owns a row; radix selection, no sort",))
-
-
-MOST = 1 << 23  # tokens of weight 2^40 that sum below 2^63
 
 
 def check(p: Problem) -> None:
@@ -199,7 +197,7 @@ op = Op(
         ("last_above = above;", "last_above = above + 1;"),
         ("limit ? limit : 1", "limit / 2 + 1"),
         ("return static_cast<uint64_t>(c0) << 32 | c1;", "return static_cast<uint64_t>(c1) << 32 | c0;"),
-        ("(~index & 0xffffffffu)", "index"),
+        ("static_cast<uint32_t>(i)) >= floor && w", "static_cast<uint32_t>(i)) > floor && w"),
         ("w >= least ? w : 0", "w > least ? w : 0"),
     ),
     benches=({"logits": Spec("bfloat16", (64, 128256)), "seeds": Spec("int64", (64,)), "top_p": 0.9},),

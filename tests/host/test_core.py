@@ -105,8 +105,13 @@ def test_warp_reductions(width: int) -> None:
 
 
 BLOCK = """
-template <int Threads> struct Smem { float scratch[Threads / 32]; int counts[Threads / 32]; };
-template <int Threads> __global__ void __launch_bounds__(Threads) block(const float* x, float* y, int* counts) {
+template <int Threads> struct Smem {
+  float scratch[Threads / 32];
+  int counts[Threads / 32];
+  uint64_t words[Threads / 32];
+};
+template <int Threads> __global__ void __launch_bounds__(Threads) block(const float* x, float* y, int* counts,
+                                                                           uint64_t* words) {
   using S = Smem<Threads>;
   PK_SMEM(S, smem);
   const float v = x[blockIdx.x * Threads + threadIdx.x];
@@ -117,6 +122,8 @@ template <int Threads> __global__ void __launch_bounds__(Threads) block(const fl
   float* out = y + (blockIdx.x * Threads + threadIdx.x) * 3;
   out[0] = sum; out[1] = high; out[2] = low;
   counts[blockIdx.x * Threads + threadIdx.x] = pk::block_sum<Threads>(v > 0.f ? 1 : 0, smem.counts);
+  const uint64_t word = static_cast<uint64_t>(__float_as_uint(v)) << 32 | threadIdx.x;
+  words[blockIdx.x * Threads + threadIdx.x] = pk::block_max<Threads>(word, smem.words);
 }
 """
 
@@ -125,11 +132,12 @@ template <int Threads> __global__ void __launch_bounds__(Threads) block(const fl
 def test_block_reductions(threads: int) -> None:
     rng = np.random.default_rng(threads)
     x = copy_of(rng.standard_normal((2, threads)).astype(np.float32))
-    y, counts = aligned((2, threads, 3)), aligned((2, threads), np.int32)
+    y, counts, words = aligned((2, threads, 3)), aligned((2, threads), np.int32), aligned((2, threads), np.uint64)
+    each = x.view(np.uint32).astype(np.uint64) << np.uint64(32) | np.arange(threads, dtype=np.uint64)
     kernel = Kernel(BLOCK, f"block<{threads}>", check=True)
     for seed in (0, 1):
         options = harness.Options(seed=seed)
-        launch(kernel, 2, threads, x, out(y), out(counts), options=options)
+        launch(kernel, 2, threads, x, out(y), out(counts), out(words), options=options)
         warps = butterfly(x.reshape(2, -1, 32), 32)[:, :, 0]
         width = 1 << max(warps.shape[1] - 1, 0).bit_length()
         padded = np.zeros((2, width), np.float32)
@@ -139,6 +147,7 @@ def test_block_reductions(threads: int) -> None:
         assert np.array_equal(y[..., 1], x.max(1, keepdims=True).repeat(threads, 1))
         assert np.array_equal(y[..., 2], x.min(1, keepdims=True).repeat(threads, 1))
         assert np.array_equal(counts, (x > 0).sum(1, keepdims=True).repeat(threads, 1))
+        assert np.array_equal(words, each.max(1, keepdims=True).repeat(threads, 1))
 
 
 def test_the_checker_sees_a_block_reduction_without_its_barrier() -> None:
@@ -243,10 +252,11 @@ def test_swizzles_are_permutations_without_bank_conflicts(chunks: int) -> None:
         assert places[3, 5] == 3 * 8 + (5 ^ 3)
 
 
-# ---- bit tricks and packed weights, as pure functions
+# ---- bit tricks, order and packed weights, as pure functions
 
 PURE = """
 #include "core/epilogue.cuh"
+#include "core/order.cuh"
 #include "core/quant.cuh"
 #include <utility>
 template <size_t... T> void tables(unsigned a, unsigned b, unsigned c, unsigned* out, std::index_sequence<T...>) {
@@ -256,6 +266,12 @@ extern "C" void lop3(unsigned a, unsigned b, unsigned c, unsigned* out) {
   tables(a, b, c, out, std::make_index_sequence<256>());
 }
 extern "C" unsigned prmt(unsigned a, unsigned b, unsigned s) { return pk::prmt(a, b, s); }
+extern "C" void order(const float* x, const unsigned* index, uint64_t* words, int64_t* back, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    words[i] = pk::order_word(x[i], index[i]);
+    back[i] = pk::order_index(words[i]);
+  }
+}
 extern "C" void u4(const unsigned* in, float* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
     for (int j = 0; j < 8; ++j) out[8 * i + j] = pk::unpack_u4(in[i])[j];
@@ -348,6 +364,24 @@ def test_prmt(pure: ctypes.CDLL) -> None:
         assert pure.prmt(ctypes.c_uint32(a), ctypes.c_uint32(b), ctypes.c_uint32(selector)) == want, hex(
             selector
         )
+
+
+def test_order_words_sort_by_value_then_by_place(pure: ctypes.CDLL) -> None:
+    """Any two finite or infinite values, equal ones, both zeros and NaN of every kind, at places up to 2^32 - 1."""
+    rng = np.random.default_rng(3)
+    special = np.float32([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, 1e-45, -1e-45, np.nan, -np.nan])
+    x = np.concatenate([rng.integers(0, 2**32, 4000, dtype=np.uint32).view(np.float32), np.repeat(special, 20)])
+    x = copy_of(x)
+    index = copy_of(rng.choice(2**32, x.size, replace=False).astype(np.uint32))
+    index[:2] = 0, 2**32 - 1
+    order, back = aligned(x.size, np.uint64), aligned(x.size, np.int64)
+    pure.order(address(x), address(index), address(order), address(back), ctypes.c_int64(x.size))
+    nan = np.isnan(x)
+    assert nan.sum() > 40
+    assert np.array_equal(back, np.where(nan, 0, index.astype(np.int64)))
+    # The largest word first: by value, equal values (so -0 and 0 too) by place, NaN last.
+    want = np.lexsort((index, np.where(nan, np.inf, -x.astype(np.float64)), nan))
+    assert np.array_equal(np.argsort(order)[::-1], want)
 
 
 def words() -> np.ndarray:

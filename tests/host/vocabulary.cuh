@@ -4,6 +4,7 @@
 #include "core/block.cuh"
 #include "core/epilogue.cuh"
 #include "core/mma.cuh"
+#include "core/order.cuh"
 #include "core/quant.cuh"
 #include "core/row.cuh"
 #include "core/export.cuh"
@@ -76,6 +77,8 @@ __global__ void __launch_bounds__(128, 1) vocabulary(const __grid_constant__ pk:
 
   out[12] = pk::block_sum<128>(pk::warp_sum<8>(in[6]), s.scratch) + pk::block_max<128>(in[7], s.scratch);
   out[13] = pk::warp_max(in[6]) + pk::warp_min(in[7]) + pk::block_min<128>(in[8], s.scratch);
+  flag[4] = static_cast<uint32_t>(pk::order_index(pk::order_word(in[6], pk::order_key(in[7]))));
+  flag[5] = static_cast<uint32_t>(pk::block_max<128>(s.bars[0], s.bars));
   pk::forget(r[0]), pk::forget(d[0]);
   out[14] = static_cast<float>(pk::lop3<0xea>(flag[0], flag[1], flag[2]) + pk::prmt(flag[3], 4, 0x4321));
 

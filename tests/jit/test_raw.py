@@ -353,13 +353,18 @@ def test_on_a_gpu(nvrtc: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert raw.is_tensor(out)
 
 
-def test_a_loop_without_an_end_is_ended_under_the_checker() -> None:
-    text = """#include "core/vec.cuh"
-__global__ void runaway(const float* x, float* y, int n) {
-  float s = 0;
-  for (int i = threadIdx.x; i < n; i += 0) s += pk::ld(x + i);
-  pk::st(y + threadIdx.x, s);
-}"""
+@pytest.mark.parametrize(
+    "body",
+    [
+        "float s = 0; for (int i = threadIdx.x; i < n; i += 0) s += pk::ld(x + i); pk::st(y + threadIdx.x, s);",
+        # Thread 1 would end the wait of thread 0, which lets no other run.
+        "if (threadIdx.x == 0) while (*static_cast<volatile float*>(y) != 3.f) {}\n"
+        "if (threadIdx.x == 1) pk::st(y, 3.f);",
+    ],
+    ids=["a loop that never steps", "a wait by volatile loads"],
+)
+def test_a_loop_without_an_end_is_ended_under_the_checker(body: str) -> None:
+    text = f'#include "core/vec.cuh"\n__global__ void runaway(const float* x, float* y, int n) {{\n{body}\n}}'
     kernel = pykern.compile(text).kernel("runaway")
-    with pytest.raises(CheckError, match="endless"):
+    with pytest.raises(CheckError, match="endless.*spin_until_ge"):
         kernel.launch(1, 32, torch.ones(64), torch.ones(64), 64, check=True)

@@ -1,5 +1,4 @@
-// Barriers wider and narrower than a block, clusters, programmatic dependent launch, register budgets, bit
-// tricks.
+// Barriers wider and narrower than a block, clusters, programmatic dependent launch, register budgets, bit tricks.
 #pragma once
 
 namespace pk {
@@ -101,12 +100,13 @@ PK_DEVICE void grid_barrier(uint32_t* counter) {
   __syncthreads();
 }
 
-// ---- any function of three bits, per bit: kTable is the function of a = 0xf0, b = 0xcc, c = 0xaa
+// ---- bits
 // Makes the compiler forget what it knows of v: what was computed from v before is computed again after, and not kept
 // in registers meanwhile.
 PK_DEVICE void forget(uint32_t& v) { asm volatile("" : "+r"(v)); }
 PK_DEVICE void forget(float& v) { asm volatile("" : "+f"(v)); }
 
+// Any function of three bits, per bit: kTable is the function of a = 0xf0, b = 0xcc, c = 0xaa.
 template <int kTable>
 PK_DEVICE uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
   static_assert(kTable >= 0 && kTable < 256, "a truth table of 8 bits");
@@ -115,6 +115,11 @@ PK_DEVICE uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
   return d;
 }
 // Byte i of the result is byte (selector >> 4 i) & 7 of {b, a}.
-PK_DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
+// Not __byte_perm, which clears bit 3 of each selector: "the sign of this byte, eight times".
+PK_DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
+  uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
+}
 
 }  // namespace pk
