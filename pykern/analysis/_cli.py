@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from pykern.analysis._files import read_lines
 from pykern.errors import ArgumentError, PykernError
 
 if TYPE_CHECKING:
@@ -39,22 +41,77 @@ def common_options(function: F) -> F:
 
 
 def reporting_errors(function: F) -> F:
-    """Turn a :class:`PykernError` or an unreadable file into one line on stderr and exit code 2."""
+    """Turn a :class:`PykernError` or an unreadable file into one line on stderr and exit code 2.
+
+    Options given as the empty string are refused too: an unset variable in a script must not switch a gate off. A
+    reader that goes away (``| head``) changes no exit code.
+    """
     import functools
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        _prepare_streams()
         try:
-            return function(*args, **kwargs)
+            try:
+                _refuse_empty()
+                result = function(*args, **kwargs)
+            finally:
+                _flush()
         except PykernError as error:
             fail(error)
-        except BrokenPipeError:  # the reader went away (`| head`): nothing is left to say
-            sys.stderr.close()
+        except BrokenPipeError:  # of a batch: nobody reads on, so nothing is left to answer
+            drop_stdout()
             sys.exit(OK)
         except OSError as error:
-            fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+            fail(f"{error.filename or 'cannot write'}: {error.strerror or error}")
+        return result
 
     return wrapper  # type: ignore[return-value]
+
+
+def _prepare_streams() -> None:
+    """A closed stdout takes nothing, and a character that stdout's encoding lacks is escaped: neither is a crash."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _refuse_empty() -> None:
+    import click
+    from click.core import ParameterSource
+
+    context = click.get_current_context(silent=True)
+    for param in context.command.params if context else ():
+        assert context is not None and param.name is not None
+        value = context.params.get(param.name)
+        if context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE and (
+            value == "" or (isinstance(value, tuple) and "" in value)
+        ):
+            name = max(param.opts, key=len) if isinstance(param, click.Option) else param.human_readable_name
+            raise ArgumentError(name, "nothing", "a value")
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_stdout()
+
+
+def drop_stdout() -> None:
+    """Send what is still to be written nowhere: the reader of stdout is gone, the exit code still counts."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def only_with(mode: str, options: dict[str, object]) -> None:
+    """Refuse options that ``mode`` would ignore: ``options`` maps names to values, unset ones are None or false."""
+    given = [name for name, value in options.items() if value is not None and value is not False and value != ()]
+    if given:
+        raise ArgumentError(", ".join(given), "a value", f"nothing together with {mode}, which would ignore it")
 
 
 def fail(message: object) -> NoReturn:
@@ -89,7 +146,10 @@ def _finite(value: object) -> object:
 
 def print_json(value: object) -> None:
     """Print one indented JSON document."""
-    print(to_json(value, indent=2))
+    try:
+        print(to_json(value, indent=2))
+    except BrokenPipeError:
+        drop_stdout()
 
 
 def run_batch(path: str, answer: Callable[[dict[str, Any]], object]) -> int:
@@ -100,7 +160,7 @@ def run_batch(path: str, answer: Callable[[dict[str, Any]], object]) -> int:
     Blank lines are skipped.
     """
     code = OK
-    for number, text in _lines(path):
+    for number, text in read_lines(path):
         if not text.strip():
             continue
         try:
@@ -110,14 +170,6 @@ def run_batch(path: str, answer: Callable[[dict[str, Any]], object]) -> int:
             print(to_json({"error": str(error), "line": number}))
             print(f"error: {path}:{number}: {error}", file=sys.stderr)
     return code
-
-
-def _lines(path: str) -> Iterator[tuple[int, str]]:
-    if path == "-":
-        yield from enumerate(sys.stdin, 1)
-        return
-    with open(path, encoding="utf-8", errors="replace") as file:
-        yield from enumerate(file, 1)
 
 
 def _parse_object(text: str) -> dict[str, Any]:
@@ -154,7 +206,11 @@ def console() -> Console:
     """A rich console on stdout; 120 columns when stdout is no terminal, so that a pipe is reproducible."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 120)
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            drop_stdout()  # rich would leave with 1, which here means that a gate failed
+
+    return Quiet(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 120)
 
 
 def plot_format(path: str) -> str:

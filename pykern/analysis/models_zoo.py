@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pykern.analysis._files import read_text
 from pykern.errors import ArgumentError, ModelError, require
 
 _MAX = 2**31
@@ -121,7 +122,7 @@ def find_model(name: str) -> ModelConfig:
 def read_config(path: Path) -> ModelConfig:
     """From a Hugging Face ``config.json``. Raises :class:`ModelError` for a file that is none, or an unknown family."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        config = json.loads(read_text(str(path)))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not JSON ({error})") from None
     if not isinstance(config, dict):

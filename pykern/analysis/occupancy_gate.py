@@ -27,6 +27,7 @@ FIELDS: dict[str, tuple[str, Callable[[Case, Occupancy], Value]]] = {
     "frame": ("bytes of stack frame a thread", lambda case, _: case.facts.frame if case.facts else None),
     "local": ("bytes of all local loads and stores", lambda case, _: _local(case)),
     "occupancy": ("share of the SM's warps, 0 to 1", lambda _, result: result.occupancy),
+    "achieved": ("measured share of the SM's warps, 0 to 1 (--ncu)", lambda case, _: case.achieved),
     "blocks": ("blocks an SM", lambda _, result: result.blocks),
     "warps": ("warps an SM", lambda _, result: result.warps),
 }

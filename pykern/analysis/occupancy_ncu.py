@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pykern.analysis._files import read_text
 from pykern.analysis.occupancy import Config, Occupancy, arch, occupancy, parse_cc
+from pykern.analysis.occupancy_sources import Case
 from pykern.errors import ArgumentError
 
 _UNITS = {"byte": 1, "kbyte": 1000, "mbyte": 1_000_000, "kibyte": 1024, "mibyte": 1024 * 1024}
@@ -55,6 +57,10 @@ class Launch:
         """Whether the report's theoretical occupancy is ours to 0.01%; None when it has none."""
         return None if self.reported is None else abs(self.reported - self.result.occupancy) < 1e-4
 
+    def case(self) -> Case:
+        """The launch as a question of the occupancy rule, for ``--gate``."""
+        return Case(self.kernel, self.cc, self.config, grid=self.grid, achieved=self.achieved)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -74,8 +80,7 @@ class Launch:
 
 def read_ncu_csv(path: str) -> list[Launch]:
     """The launches of an ``ncu --csv`` file, in its order. Raises ArgumentError when it is none."""
-    with open(path, encoding="utf-8", errors="replace", newline="") as file:
-        lines = [line for line in file if not line.startswith("==") and line.strip()]
+    lines = [line for line in read_text(path).splitlines(keepends=True) if not line.startswith("==") and line.strip()]
     start = next((i for i, line in enumerate(lines) if "Kernel Name" in line), None)
     if start is None:
         raise ArgumentError(path, "text without a 'Kernel Name' column", "the output of ncu --csv")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pykern.analysis import _files
 from pykern.analysis.kernel import KernelFacts
 from pykern.analysis.occupancy import Config, arch, parse_cc
 from pykern.errors import ArgumentError
@@ -34,7 +34,7 @@ class Reading:
 
 def read_file(path: str) -> Reading:
     """The kernels of a binary or text file. Raises ArgumentError for what holds none, OSError for what is not there."""
-    return read_bytes(Path(path).read_bytes(), path)
+    return read_bytes(_files.read_bytes(path), path)
 
 
 def read_bytes(data: bytes, source: str) -> Reading:
@@ -85,7 +85,7 @@ def loadable_image(path: str, cc: str) -> bytes:
     from pykern.analysis import fatbin
     from pykern.analysis.elf import EM_CUDA, MAGIC, Elf
 
-    data = Path(path).read_bytes()
+    data = _files.read_bytes(path)
     if data[:4] != MAGIC:
         return data
     elf = Elf(data, path)
@@ -132,7 +132,8 @@ class Given:
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel on one chip: the question, and what was assumed to ask it."""
+    """One kernel on one chip: the question, and what was assumed to ask it. ``achieved``: the measured share of
+    warps of a launch that was profiled."""
 
     name: str
     cc: str
@@ -141,6 +142,7 @@ class Case:
     assumed: tuple[str, ...] = ()
     grid: int | None = None
     cluster: int | None = None
+    achieved: float | None = None
 
     @property
     def most_threads(self) -> int | None:

@@ -27,7 +27,7 @@ def show(console: Console, answers: Sequence[Answer], remarks: Sequence[str]) ->
         for answer in answers:
             _full(console, answer)
     for remark in remarks:
-        console.print(f"note: {remark}", style="yellow")
+        console.print(f"note: {remark}", style="yellow", markup=False)
 
 
 def show_side_by_side(console: Console, answers: Sequence[Answer]) -> None:
@@ -54,7 +54,8 @@ def show_diff(console: Console, changes: Sequence[Change]) -> None:
         if change.state == "same":
             continue
         moved = [f"{name} {_value(name, a)} -> {_value(name, b)}" for name, (a, b) in change.values.items() if a != b]
-        console.print(f"[{marks[change.state]}]{change.state:8}[/] {change.kernel} ({change.cc}): " + ", ".join(moved))
+        name = f"{_short(change.kernel, 400)} ({change.cc})"
+        console.print(f"[{marks[change.state]}]{change.state:8}[/] {name}: {', '.join(moved)}")
     counts = {state: sum(c.state == state for c in changes) for state in (*marks, "same")}
     console.print(", ".join(f"{count} {state}" for state, count in counts.items() if count))
 
@@ -64,7 +65,8 @@ def show_verdicts(console: Console, verdicts: Sequence[Verdict]) -> None:
     for verdict in verdicts:
         if not verdict.ok:
             value = f"{verdict.value:.4g}" if isinstance(verdict.value, float) else str(verdict.value)
-            console.print(f"[red]FAIL[/] {verdict.kernel} ({verdict.cc}): {verdict.condition} (is {value})")
+            name = f"{_short(verdict.kernel, 400)} ({verdict.cc})"
+            console.print(f"[red]FAIL[/] {name}: {verdict.condition} (is {value})")
     failed = sum(not verdict.ok for verdict in verdicts)
     console.print(f"gate: {len(verdicts) - failed} of {len(verdicts)} conditions hold")
 
@@ -133,7 +135,7 @@ def _full(console: Console, answer: Answer) -> None:
     for flag in answer.flags:
         console.print(f"  [yellow]![/] {flag}")
     for text in answer.case.assumed:
-        console.print(f"  [dim]assumed: {text}[/]")
+        console.print(f"  assumed: {text}", style="dim", markup=False)
 
 
 def _choices(console: Console, answer: Answer) -> None:
@@ -162,7 +164,7 @@ def _overview(console: Console, answers: Sequence[Answer]) -> None:
     assumed = sorted({text for a in answers for text in a.case.assumed})
     for text in assumed:
         count = sum(text in a.case.assumed for a in answers)
-        console.print(f"[dim]assumed for {count} of {len(answers)}: {text}[/]")
+        console.print(f"assumed for {count} of {len(answers)}: {text}", style="dim", markup=False)
 
 
 def _takes(answer: Answer) -> list[str]:
@@ -194,7 +196,7 @@ def _headline(answer: Answer, chip: bool = True) -> str:
     if config.static_smem and config.dyn_smem:
         smem += f" ({config.static_smem:,} static, {config.dyn_smem:,} dynamic)"
     name = "" if case.facts is None else f"{_short(case.name, 80)}: "
-    return f"[bold]{_escape(name)}{config.threads} threads, {config.regs} registers, {smem}[/]{where}"
+    return f"[bold]{name}{config.threads} threads, {config.regs} registers, {smem}[/]{where}"
 
 
 def _limiters(answer: Answer) -> str:
@@ -216,11 +218,10 @@ def _bold(text: str) -> str:
 
 
 def _short(name: str, width: int = 48) -> str:
-    return name if len(name) <= width else name[: width - 1] + "…"
+    """A name from outside, cut to ``width``; what looks like rich markup in it (``[lambda(int)...]``) is text."""
+    from rich.markup import escape
 
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")
+    return escape(name if len(name) <= width else name[: width - 1] + "…")
 
 
 def _table(*columns: str) -> Any:

@@ -19,6 +19,9 @@ KINDS: dict[str, tuple[str, str]] = {
     "conflict": ("#b3261e", "used in an extra pass (bank conflict)"),
 }
 KIND_CODES = tuple(KINDS)
+#: The character of each kind in a terminal, and where its encoding has no block characters.
+BLOCK_MARKS = {"idle": "·", "used": "█", "wasted": "░", "conflict": "▓"}
+ASCII_MARKS = {"idle": ".", "used": "#", "wasted": "o", "conflict": "x"}
 PALETTE = ("#2f6fb3", "#d1495b", "#3a9a5b", "#8a5fbf", "#c77d12", "#2a9d9d", "#7a6a53", "#c2569a")
 
 
@@ -47,9 +50,8 @@ class CellGrid:
             "bold_every": self.bold_every,
         }
 
-    def to_text(self) -> list[tuple[str, list[tuple[str, str]]]]:
+    def to_text(self, marks: dict[str, str] = BLOCK_MARKS) -> list[tuple[str, list[tuple[str, str]]]]:
         """Rows for a terminal: (label, [(character, kind) ...])."""
-        marks = {"idle": "·", "used": "█", "wasted": "░", "conflict": "▓"}
         return [(label, [(marks[k], k) for k in row]) for label, row in zip(self.row_labels, self.kinds)]
 
 

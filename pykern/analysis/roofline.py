@@ -34,9 +34,9 @@ class Work:
             value = getattr(self, key)
             good = isinstance(value, (int, float)) and not isinstance(value, bool)
             require(
-                good and math.isfinite(value) and 0 <= value < 1e30,
+                good and 0 <= value < 1e30,  # which NaN and infinity are not; an int may be too large for a float
                 f"{self.name}: {key}",
-                repr(value),
+                repr(value)[:60],
                 "0 or more",
             )
         require(
@@ -47,7 +47,7 @@ class Work:
         )
         if self.time_us is not None:
             good = isinstance(self.time_us, (int, float)) and not isinstance(self.time_us, bool)
-            require(good and math.isfinite(self.time_us) and self.time_us > 0, f"{self.name}: time", repr(self.time_us),
+            require(good and 0 < self.time_us < 1e30, f"{self.name}: time", repr(self.time_us)[:60],
                     "more than 0 microseconds")  # fmt: skip
         require(self.count >= 1, f"{self.name}: count", self.count, "1 or more")
 

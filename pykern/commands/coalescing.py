@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pykern.analysis import _cli
+from pykern.analysis._files import read_text
 from pykern.analysis.coalescing import Pattern, batch_line, cost, total
 from pykern.analysis.coalescing_expr import (
     Expression,
@@ -167,9 +168,13 @@ def command(
         require(0 <= min_efficiency <= 1, "--min-efficiency", min_efficiency, "0 to 1")
     if plot is not None:
         _cli.plot_format(plot)
+    shape = {"--addrs": addrs, "--index": index, "--address": address, "--where": where, "--pitch": pitch,
+             "--companion": companions}  # fmt: skip
     if batch is not None:
+        _cli.only_with("--batch", {**shape, "--table": table, "--min-efficiency": min_efficiency, "--plot": plot})
         sys.exit(_cli.run_batch(batch, lambda row: batch_line(row, full)))
     if table is not None:
+        _cli.only_with("--table", {**shape, "--plot": plot})
         sys.exit(_table(table, top, gpu, as_json, min_efficiency))
     patterns = build_patterns(
         space,
@@ -214,8 +219,11 @@ def command(
         _show(patterns, found)
     if plot is not None:
         _plot(plot, patterns, found)
-    if min_efficiency is not None and answer.efficiency is not None and answer.efficiency < min_efficiency:
-        sys.exit(_cli.FAILED)
+    if min_efficiency is not None:
+        if answer.efficiency is None:
+            raise ArgumentError("--min-efficiency", min_efficiency, "a pattern with an active lane")
+        if answer.efficiency < min_efficiency:
+            sys.exit(_cli.FAILED)
 
 
 def _worst(patterns: list[Pattern]) -> int:
@@ -228,9 +236,10 @@ def _show(patterns: list[Pattern], found: list[Fix]) -> None:
     from rich.text import Text
 
     from pykern.analysis.coalescing_plot import grid
-    from pykern.analysis.report_figures import KINDS
+    from pykern.analysis.report_figures import ASCII_MARKS, BLOCK_MARKS, KINDS
 
     out = _cli.console()
+    marks = ASCII_MARKS if out.options.ascii_only else BLOCK_MARKS
     answer = total(patterns)
     first = patterns[0]
     lanes = (
@@ -252,10 +261,11 @@ def _show(patterns: list[Pattern], found: list[Fix]) -> None:
         )
     picture = grid(patterns[_worst(patterns)])
     out.print(
-        f"  [dim]{picture.columns}; █ used ░ wasted ▓ used in an extra pass · not touched[/dim]"
+        f"  [dim]{picture.columns}; {marks['used']} used {marks['wasted']} wasted {marks['conflict']} used in an "
+        f"extra pass {marks['idle']} not touched[/dim]"
         + (" [dim](the instruction that wastes most)[/dim]" if len(patterns) > 1 else "")
     )
-    rows = picture.to_text()
+    rows = picture.to_text(marks)
     for label, cells in rows[:_ROWS]:
         line = Text(f"  {label:>18} ")
         for n, (mark, kind) in enumerate(cells):
@@ -300,7 +310,7 @@ def _table(path: str, top: int, gpu: str, as_json: bool, min_efficiency: float |
 
     require(top > 0, "--top", top, "1 or more")
     chip = find_gpu(gpu)
-    text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8", errors="replace")
+    text = read_text(path)
     ranked = rank(read_table(text, "--table"), chip.dram_gbps, chip.shared_gbps)
     if as_json:
         _cli.print_json(
@@ -328,5 +338,8 @@ def _table(path: str, top: int, gpu: str, as_json: bool, min_efficiency: float |
                 line.advice(),
             )
         _cli.console().print(view)
-    worst = min((line.efficiency for line, _ in ranked if line.efficiency is not None), default=1.0)
-    return _cli.FAILED if min_efficiency is not None and worst < min_efficiency else _cli.OK
+    if min_efficiency is None:
+        return _cli.OK
+    shares = [line.efficiency for line, _ in ranked if line.efficiency is not None]
+    require(bool(shares), "--min-efficiency", min_efficiency, "a table whose lines move something")
+    return _cli.FAILED if min(shares) < min_efficiency else _cli.OK

@@ -68,9 +68,31 @@ def command(**options: Any) -> None:
     modes = [name for name in ("batch", "ncu", "diff") if options[name]]
     if len(modes) + bool(options["source"]) > 1:
         raise ArgumentError("INPUT, --batch, --ncu, --diff", "several", "one of them")
+    _check_ranges(options)
+    if modes:
+        unused = ["plot", "live", "tune_regs", "grid", "cluster", *(["gate"] if modes == ["batch"] else [])]
+        given = {f"--{name.replace('_', '-')}": options[name] for name in unused}
+        _cli.only_with(f"--{modes[0]}", given)
     if options["batch"]:
         sys.exit(_cli.run_batch(options["batch"], lambda row: occupancy(*from_fields(row)).to_expect()))
     sys.exit(_ncu(options) if options["ncu"] else _diff(options) if options["diff"] else _answer(options))
+
+
+_RANGES = {
+    "smem_per_thread": (0, 2**20, "bytes"),
+    "grid": (1, 2**62, "blocks"),
+    "sms": (1, 10_000, "SMs"),
+    "cluster": (1, 16, "blocks"),
+    "device": (0, 1023, "(the number of a GPU)"),
+    "maxrregcount": (1, 255, "registers"),
+}
+
+
+def _check_ranges(options: dict[str, Any]) -> None:
+    for name, (least, most, unit) in _RANGES.items():
+        value = options[name]  # NaN is in no range
+        if value is not None and not least <= value <= most:
+            raise ArgumentError(f"--{name.replace('_', '-')}", value, f"{least} to {most} {unit}")
 
 
 def _answer(options: dict[str, Any]) -> int:
@@ -106,7 +128,7 @@ def _answer(options: dict[str, Any]) -> int:
         if len(answers) > 1 and answers[0].case.facts is None:
             occupancy_text.show_side_by_side(console, answers)
             for remark in remarks:
-                console.print(f"note: {remark}")
+                console.print(f"note: {remark}", markup=False)
         else:
             occupancy_text.show(console, answers, remarks)
         for row in live:
@@ -316,14 +338,26 @@ def _flags(options: dict[str, Any]) -> tuple[str, ...]:
 def _ncu(options: dict[str, Any]) -> int:
     from pykern.analysis.occupancy_ncu import read_ncu_csv
 
+    conditions = _conditions(options)
     launches = read_ncu_csv(options["ncu"])
+    if options["kernel"] is not None:
+        launches = [launch for launch in launches if options["kernel"] in launch.kernel]
+        if not launches:
+            raise ArgumentError("--kernel", options["kernel"], f"part of the name of a launch in {options['ncu']}")
+    verdicts = _verdicts(conditions, [(launch.case(), launch.result) for launch in launches])
     if options["as_json"]:
-        _cli.print_json({"launches": [launch.to_dict() for launch in launches]})
+        document: dict[str, Any] = {"launches": [launch.to_dict() for launch in launches]}
+        if conditions:
+            document["gate"] = [verdict.to_dict() for verdict in verdicts]
+        _cli.print_json(document)
     else:
-        from pykern.analysis.occupancy_text import show_ncu
+        from pykern.analysis.occupancy_text import show_ncu, show_verdicts
 
-        show_ncu(_cli.console(), launches)
-    return _cli.OK
+        console = _cli.console()
+        show_ncu(console, launches)
+        if conditions:
+            show_verdicts(console, verdicts)
+    return _cli.OK if all(v.ok for v in verdicts) else _cli.FAILED
 
 
 def _diff(options: dict[str, Any]) -> int:

@@ -44,7 +44,11 @@ def command(
 ) -> None:
     """Write one self-contained page: occupancy curves, sector and bank grids, traffic over batch, rooflines."""
     from pykern.analysis.report import report_data, report_page
+    from pykern.plan import TARGETS
 
+    require(arch in TARGETS, "--arch", repr(arch), ", ".join(TARGETS))
+    if not ops:
+        _cli.only_with("no --op", {"--shape": shape, "--regs": regs})
     works: list[Work] = []
     presets: list[dict[str, Any]] = []
     for text in ops:
@@ -69,7 +73,6 @@ def _op(name: str, shape: str | None, dtype: str, arch: str) -> tuple[list[Work]
     from pykern.commands._problems import op_problems
     from pykern.plan import TARGETS
 
-    require(arch in TARGETS, "--arch", repr(arch), ", ".join(TARGETS))
     found = registry.get(name)
     works: list[Work] = []
     launches: list[Any] = []

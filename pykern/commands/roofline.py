@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from pykern.analysis import _cli
+from pykern.analysis._files import read_text
 from pykern.analysis.roofline import Placed, Work, place
 from pykern.analysis.roofline_gpus import Gpu, Roof, find_gpu, gpus
 from pykern.errors import ArgumentError, require
@@ -57,7 +58,7 @@ def choose_roof(gpu: str, dtype: str, kind: str, peak_tflops: float | None,
 
 def _measured_file(path: str) -> dict[str, Any]:
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
         good = isinstance(value["dense_tflops"], dict) and float(value["gbps"]) > 0
         good = good and all(isinstance(v, (int, float)) and v > 0 for v in value["dense_tflops"].values())
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -154,6 +155,8 @@ def command(ops: tuple[str, ...], shape: str | None, scalars: tuple[str, ...], d
     if list_gpus or list_models:
         _lists(list_gpus, as_json)
         return
+    _refuse_unused(ops, {"--flops": flops, "--bytes": moved, "--bench": bench, "--ncu": ncu, "--batch": batch,
+                         "--model": model}, measure, out, min_share, plot)  # fmt: skip
     measured = None
     if measure:
         from pykern.analysis.roofline_measure import measure as run
@@ -178,7 +181,10 @@ def command(ops: tuple[str, ...], shape: str | None, scalars: tuple[str, ...], d
     works = _works(ops, shape, scalars, dtype, flops, moved, time_us, bench, ncu)
     if not works:
         if measured is not None:
-            _cli.print_json(measured) if as_json else _cli.console().print(roof.describe(), soft_wrap=True)
+            if as_json:
+                _cli.print_json(measured)
+            else:
+                _cli.console().print(roof.describe(), soft_wrap=True, markup=False)
             return
         raise ArgumentError("work", "nothing given", "ops, --flops and --bytes, --bench, --ncu, or --model")
     placed = place(works, roof)
@@ -192,8 +198,28 @@ def command(ops: tuple[str, ...], shape: str | None, scalars: tuple[str, ...], d
 
         save(plot, [roofline_curves(placed, title=roof.name)])
     shares = [p.roof_share for p in placed if p.roof_share is not None]
-    if min_share is not None and any(s < min_share for s in shares):
-        sys.exit(_cli.FAILED)
+    if min_share is not None:
+        require(bool(shares), "--min-share", min_share, "work with a time (--time-us, --bench, --ncu)")
+        if any(s < min_share for s in shares):
+            sys.exit(_cli.FAILED)
+
+
+def _refuse_unused(ops: tuple[str, ...], work: dict[str, Any], measure: bool, out: str | None,
+                   min_share: float | None, plot: str | None) -> None:  # fmt: skip
+    """Options that the chosen input would ignore: a gate that is never looked at must not pass."""
+    from pykern.analysis.traffic_answer import split_batch
+
+    sizes, lines = split_batch(work["--batch"])
+    if lines is not None:
+        others = {name: value for name, value in work.items() if name != "--batch"}
+        _cli.only_with("--batch FILE", {"OP": ops, **others, "--min-share": min_share, "--plot": plot})
+    elif work["--model"] is not None:
+        others = {name: value for name, value in work.items() if name not in ("--batch", "--model")}
+        _cli.only_with("--model", {"OP": ops, **others, "--min-share": min_share})
+    else:
+        _cli.only_with("no --model", {"--batch " + str(sizes): sizes})
+    if not measure:
+        _cli.only_with("no --measure", {"--out": out})
 
 
 def _works(ops: tuple[str, ...], shape: str | None, scalars: tuple[str, ...], dtype: str, flops: float | None,
@@ -212,10 +238,7 @@ def _works(ops: tuple[str, ...], shape: str | None, scalars: tuple[str, ...], dt
 
     for path, read, name in ((bench, read_bench, "--bench"), (ncu, read_ncu, "--ncu")):
         if path is not None:
-            text = (
-                sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8", errors="replace")
-            )
-            works += read(text, name)
+            works += read(read_text(path), name)
     return works
 
 
@@ -257,8 +280,10 @@ def _gpu_row(chip: Gpu) -> dict[str, Any]:
 
 
 def _short(name: str) -> str:
-    """Kernel names of templates run to hundreds of characters: keep what fits a table."""
-    return name if len(name) <= 48 else name[:45] + "..."
+    """Kernel names of templates run to hundreds of characters: keep what fits a table. No markup in them counts."""
+    from rich.markup import escape
+
+    return escape(name if len(name) <= 48 else name[:45] + "...")
 
 
 def _show(placed: list[Placed]) -> None:
@@ -266,7 +291,7 @@ def _show(placed: list[Placed]) -> None:
 
     roof = placed[0].roof
     out = _cli.console()
-    out.print(roof.describe(), soft_wrap=True)
+    out.print(roof.describe(), soft_wrap=True, markup=False)
     out.print("ridge " + ("unknown" if roof.ridge is None else f"{roof.ridge:.4g} FLOPs a byte"))
     view = Table()
     for name in (
@@ -327,9 +352,9 @@ def _model(name: str, roof: Roof, sizes: str, context: int, phase: str, dtype: s
         )
     else:
         out = _cli.console()
-        out.print(f"[bold]{model.name}[/bold]: {model.parameters / 1e9:.4g} B parameters; {kinds.dtype}, weights "
-                  f"{kinds.weights}, cache {kinds.kv}, head {kinds.head}", soft_wrap=True)  # fmt: skip
-        out.print(roof.describe(), soft_wrap=True)
+        out.print(f"[bold]{_short(model.name)}[/bold]: {model.parameters / 1e9:.4g} B parameters; {kinds.dtype}, "
+                  f"weights {kinds.weights}, cache {kinds.kv}, head {kinds.head}", soft_wrap=True)  # fmt: skip
+        out.print(roof.describe(), soft_wrap=True, markup=False)
         for s in steps:
             memory = human_bytes(memory_bytes(model, kinds, s.batch, context))
             _show_step(out, s.to_json(), memory)

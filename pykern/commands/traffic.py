@@ -98,8 +98,11 @@ def command(chain: str, dtype: str, weights: str | None, group: int, batch_sizes
     require(0 < share < 1, "--share", share, "between 0 and 1")
     listed, lines = split_batch(batch)
     if lines is not None:
+        _cli.only_with("--batch FILE", {"--batch-sizes": batch_sizes, "--plot": plot, "--list": list_chains})
         rate, _ = bandwidth(gpu, gbps, measured)
         sys.exit(_cli.run_batch(lines, lambda row: batch_line(row, rate, launch_us)))
+    if listed is not None:
+        _cli.only_with("--batch " + listed, {"--batch-sizes": batch_sizes})
     if list_chains:
         _list(as_json)
         return
