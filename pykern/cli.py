@@ -8,7 +8,7 @@ import pkgutil
 import click
 
 from pykern import __version__, commands
-from pykern.errors import PykernError
+from pykern.analysis import _cli
 
 
 class LazyGroup(click.Group):
@@ -25,10 +25,17 @@ class LazyGroup(click.Group):
         return importlib.import_module(f"pykern.commands.{name.replace('-', '_')}").command
 
     def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except PykernError as error:
-            raise click.ClickException(str(error)) from error
+        """The exit codes of every command: 0, 1 (the command's own: a finding, a spill, a gate), 2 (no answer)."""
+
+        def run() -> object:
+            try:
+                return super(LazyGroup, self).invoke(ctx)
+            except Exception as error:
+                if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+                    _cli.fail(f"out of memory: {error}")
+                raise
+
+        return _cli.reporting_errors(run)()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = []

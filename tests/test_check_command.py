@@ -198,7 +198,7 @@ def test_an_op_of_the_package_with_scalars() -> None:
         (["softmax", "--set", "nothing=1"], "--set: got 'nothing'"),
         (["softmax", "--dtype", "fp3"], "dtype: got 'fp3'"),
         (["softmax", "--arch", "99"], "arch: got '99'"),
-        (["softmax", "--arg", "3"], "--kernel, --arg"),
+        (["softmax", "--arg", "3"], "--arg: got 3, allowed: none for an op"),
         (["rms_norm", "--shape", "x=4x64,weight=65"], "weight.shape[0]: got 65"),
         (["CUH", "--kernel", "other"], "kernel: got 'other'"),
         (["CUH", "--grid", "1y"], "--grid: got '1y'"),

@@ -11,8 +11,15 @@ import click
 
 @click.command("bench", short_help="Time the ops on this GPU beside their peers.")
 @click.argument("ops", nargs=-1)
-@click.option("--repeats", default=9, show_default=True, help="Replays of each arm; the median is shown.")
-@click.option("--limit", default=0.0, help="Stop starting new rows after this many seconds; 0: no limit.")
+@click.option(
+    "--repeats", type=click.IntRange(1), default=9, show_default=True, help="Replays of each arm; the median is shown."
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Stop starting new rows after this many seconds; 0: no limit.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a row.")
 def command(ops: tuple[str, ...], repeats: int, limit: float, as_json: bool) -> None:
     """Time every declared benchmark problem of OPS (default: all).
@@ -24,6 +31,7 @@ def command(ops: tuple[str, ...], repeats: int, limit: float, as_json: bool) -> 
     from pykern import op as registry
     from pykern.errors import PykernError, ToolchainError
 
+    chosen = [registry.get(name) for name in ops or registry.names()]
     if not torch.cuda.is_available():
         raise ToolchainError("pykern bench needs a CUDA GPU, and torch sees none")
     started = time.monotonic()
@@ -36,8 +44,8 @@ def command(ops: tuple[str, ...], repeats: int, limit: float, as_json: bool) -> 
         click.echo(
             f"{'op':<16} {'problem':<46} {'us':>9} {'TB/s':>6} {'TFLOP/s':>8} {'roof':>5}  peers (their time / ours)"
         )
-    for name in ops or registry.names():
-        op = registry.get(name)
+    for op in chosen:
+        name = op.name
         for case in op.benches:
             if limit and time.monotonic() - started > limit:
                 click.echo("time limit reached: remaining rows are not run")

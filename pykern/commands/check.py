@@ -16,28 +16,27 @@ from pykern.analysis import _cli
 @click.command("check", short_help="Run a kernel under the checker: races, bounds, traffic per line.")
 @click.argument("target")
 @click.option("--shape", help='Sizes of the tensors of an op: "64x1000", or "x=16x512,w=64x512".')
-@click.option("--dtype", default="fp32", show_default=True, help="dtype of the floating-point inputs of an op.")
+@click.option("--dtype", help="dtype of the floating-point inputs of an op; fp32 unless given. Needs --shape.")
 @click.option("--set", "scalars", multiple=True, metavar="NAME=VALUE", help="A scalar argument of an op.")
-@click.option("--arch", default="90a", show_default=True, help="Architecture an op is planned for.")
+@click.option("--arch", help="Architecture an op is planned for; 90a unless given.")
 @click.option("--seeds", default=3, show_default=True, help="Schedules to try; each also reorders asynchronous copies.")
 @click.option("--kernel", help="For a .cuh file: the instance to run, e.g. 'scale<float>'.")
-@click.option("--grid", default="1", show_default=True, help="For a .cuh file: blocks, e.g. 4 or 4x2.")
-@click.option("--block", default="32", show_default=True, help="For a .cuh file: threads of a block.")
-@click.option("--smem", default=0, show_default=True, help="For a .cuh file: bytes of dynamic shared memory.")
+@click.option("--grid", help="For a .cuh file: blocks, e.g. 4 or 4x2; 1 unless given.")
+@click.option("--block", help="For a .cuh file: threads of a block, e.g. 256 or 16x16; 32 unless given.")
+@click.option("--smem", type=int, help="For a .cuh file: bytes of dynamic shared memory; 0 unless given.")
 @click.option("--arg", "args", multiple=True, metavar="ARG", help="For a .cuh file: f32[1024], i32[8x8], 5 or 2.5.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@_cli.reporting_errors
 def command(
     target: str,
     shape: str | None,
-    dtype: str,
+    dtype: str | None,
     scalars: tuple[str, ...],
-    arch: str,
+    arch: str | None,
     seeds: int,
     kernel: str | None,
-    grid: str,
-    block: str,
-    smem: int,
+    grid: str | None,
+    block: str | None,
+    smem: int | None,
     args: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -52,19 +51,25 @@ def command(
       pykern check scale.cuh --kernel 'scale<float>' --grid 4 --block 256 --arg 'f32[1000]' --arg 'f32[1000]' --arg 1000
       pykern check softmax --json | pykern coalescing --table -
 
-    Exit codes: 0 nothing found, 1 findings, 2 bad input.
+    Exit codes: 0 nothing found, 1 findings, 2 bad input, or a kernel that does not compile.
     """
     from pykern import check
     from pykern.errors import ArgumentError, CheckError, KernelError
 
     if seeds < 1:
         raise ArgumentError("--seeds", seeds, ">= 1")
-    if target.endswith((".cuh", ".cu")):
-        run = of_file(target, kernel, grid, block, smem, args)
+    ops_own = {"--shape": shape, "--dtype": dtype, "--set": scalars or None, "--arch": arch}
+    files_own = {"--kernel": kernel, "--grid": grid, "--block": block, "--smem": smem, "--arg": args or None}
+    raw = target.endswith((".cuh", ".cu"))
+    for name, value in (ops_own if raw else files_own).items():
+        if value is not None:
+            shown = ", ".join(value) if isinstance(value, tuple) else value
+            allowed = ", ".join(files_own if raw else ops_own)
+            raise ArgumentError(name, shown, f"none for {'a file' if raw else 'an op'}, which takes {allowed}")
+    if raw:
+        run = of_file(target, kernel, grid or "1", block or "32", smem or 0, args)
     else:
-        if kernel is not None or args:
-            raise ArgumentError("--kernel, --arg", kernel or args, "for a .cuh file; an op takes --shape and --set")
-        run = of_op(target, shape, dtype, scalars, arch)
+        run = of_op(target, shape, dtype, scalars, arch or "90a")
     findings: list[dict[str, Any]] = []
     with check.recording() as reports:
         for seed in range(seeds):
@@ -90,21 +95,41 @@ def known(finding: dict[str, Any], found: list[dict[str, Any]]) -> bool:
     return any(all(finding.get(k) == f.get(k) for k in keys) for f in found)
 
 
-def of_op(name: str, shape: str | None, dtype: str, scalars: tuple[str, ...], arch: str) -> Callable[[int], None]:
+MOST_BYTES = 1 << 30  # of one call's tensors: the checker keeps several copies, and goes through every byte
+
+
+def refuse_large(what: str, nbytes: int) -> None:
+    from pykern.errors import ArgumentError
+
+    if nbytes > MOST_BYTES:
+        raise ArgumentError(what, f"{nbytes:,} bytes of tensors", f"up to {MOST_BYTES:,} under the checker")
+
+
+def of_op(
+    name: str, shape: str | None, dtype: str | None, scalars: tuple[str, ...], arch: str
+) -> Callable[[int], None]:
     """Runs an op under the checker with a seed; what is wrong with the options is said before anything is compiled."""
     from pykern import op as registry
     from pykern.commands.explain import case_of
+    from pykern.errors import ArgumentError
     from pykern.op import ASYNC_ORDERS, Spec, host
     from pykern.plan import host_target
-    from pykern.schema import dtype_name
+    from pykern.schema import ITEMSIZE, dtype_name, output_info
     from pykern.testing import make_args
 
     op = registry.get(name)
+    kind = dtype_name(dtype) if dtype else None
     if shape:
-        case = case_of(op, shape, dtype_name(dtype), scalars)
+        case = case_of(op, shape, kind, scalars, default="float32")
+        problem = op.problem_of(case)
+        outs = [output_info(problem, o) for o in op.outputs]
+        sizes = [v.nbytes for v in problem.tensors.values() if v is not None]
+        refuse_large("--shape", sum(sizes) + sum(math.prod(s) * ITEMSIZE[d] for d, s in outs))
     else:
+        if kind:
+            raise ArgumentError("--shape", None, "sizes, where --dtype is given")
         smallest = min(op.cases(), key=lambda c: sum(math.prod(v.shape) for v in c.values() if isinstance(v, Spec)))
-        case = {**smallest, **case_of(op, "", dtype_name(dtype), scalars)}
+        case = {**smallest, **case_of(op, "", None, scalars)}
     op.planned(op.problem_of_args(make_args(op, case, 0)), host_target(arch))
 
     def run(seed: int) -> None:
@@ -123,13 +148,14 @@ def parse_arg(text: str, seed: int) -> Any:
     import torch
 
     from pykern.errors import ArgumentError
-    from pykern.schema import dtype_name
+    from pykern.schema import ITEMSIZE, dtype_name
     from pykern.testing.data import fill
 
     found = _TENSOR.match(text)
     if found:
-        shape = tuple(int(v) for v in found[2].split("x") if v)
-        return fill(shape, dtype_name(found[1]), "normal", torch.Generator().manual_seed(seed))
+        shape, dtype = dims("--arg", found[2]), dtype_name(found[1])
+        refuse_large(f"--arg {text}", math.prod(shape) * ITEMSIZE[dtype])
+        return fill(shape, dtype, "normal", torch.Generator().manual_seed(seed))
     for number in (lambda: int(text, 0), lambda: float(text)):
         try:
             return number()

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from pykern.analysis import _cli
+
 # sm_121 (GB10) runs sm_120 code; it is listed where an op plans it differently.
 DEFAULT_ARCHS = "80,90a,120"
 
@@ -24,6 +26,8 @@ def command(ops: tuple[str, ...], arch: str, jobs: int, as_json: bool) -> None:
     """Build every kernel variant that the plans of OPS (default: all) can choose.
 
     Fails when a kernel does not compile, or uses local memory (spills, arrays in memory) that its op does not declare.
+
+    Exit codes: 0 all built, 1 one fails, 2 bad input or no nvcc.
     """
     from pykern import op as registry
     from pykern.errors import ArgumentError, BuildError
@@ -66,7 +70,7 @@ def command(ops: tuple[str, ...], arch: str, jobs: int, as_json: bool) -> None:
     else:
         _print(rows, bad, seconds)
     if bad:
-        raise SystemExit(1)
+        raise SystemExit(_cli.FAILED)
 
 
 def _print(rows: list[dict[str, Any]], bad: list[dict[str, Any]], seconds: float) -> None:

@@ -6,6 +6,8 @@ import json
 
 import click
 
+from pykern.analysis import _cli
+
 _COLOUR = {"ok": "green", "info": "blue", "warn": "yellow", "fail": "red"}
 
 
@@ -14,7 +16,7 @@ _COLOUR = {"ok": "green", "info": "blue", "warn": "yellow", "fail": "red"}
 def command(as_json: bool) -> None:
     """Check Python, torch, g++, ninja, nvcc, GPU and cache. Works where torch is broken or missing.
 
-    Exits with 1 when something that pykern needs here is missing.
+    Exit codes: 0 all there, 1 something that pykern needs here is missing.
     """
     from pykern import __version__
     from pykern.jit import doctor
@@ -30,4 +32,4 @@ def command(as_json: bool) -> None:
             if line.hint:
                 click.echo(f"                 -> {line.hint}")
     if not summary["ok"]:
-        raise click.exceptions.Exit(1)
+        raise SystemExit(_cli.FAILED)

@@ -31,7 +31,8 @@ def command(op: str, shape: str | None, dtype: str | None, arch: str, scalars: t
         raise ArgumentError("--arch", repr(arch), ", ".join(TARGETS))
     if not shape and (scalars or dtype):
         raise ArgumentError("--shape", None, "sizes, where --dtype or --set is given")
-    cases = [case_of(found, shape, dtype_name(dtype or "bf16"), scalars)] if shape else list(found.cases())[:4]
+    kind = dtype_name(dtype) if dtype else None
+    cases = [case_of(found, shape, kind, scalars)] if shape else list(found.cases())[:4]
     out: list[dict[str, Any]] = []
     for case in cases:
         problem = found.problem_of(case)
@@ -77,43 +78,81 @@ def command(op: str, shape: str | None, dtype: str | None, arch: str, scalars: t
         click.echo(f"  moves at least {e['bytes']:,} bytes, {e['flops']:,} FLOP")
 
 
-def case_of(found: Any, shape: str, dtype: str, scalars: tuple[str, ...]) -> dict[str, Any]:
-    """A Case from the command line's shapes and scalars."""
+def case_of(
+    found: Any, shape: str, dtype: str | None, scalars: tuple[str, ...], default: str = "bfloat16"
+) -> dict[str, Any]:
+    """A Case from the command line's shapes and scalars. ``dtype``: what was asked for, else ``default`` where the
+    argument may be that."""
     from pykern.errors import ArgumentError
     from pykern.op import Spec
     from pykern.schema import Scalar, Tensor
 
     tensors = [a for a in found.inputs if isinstance(a, Tensor)]
     case: dict[str, Any] = {}
+    taken, refusing = False, []
     for n, part in enumerate(shape.split(",") if shape else []):
         name, _, sizes = part.rpartition("=")
-        try:
-            dims = tuple(int(v) for v in sizes.lower().split("x"))
-            if min(dims) < 0:
-                raise ValueError
-        except ValueError:
-            raise ArgumentError("--shape", repr(part), "sizes such as 4096x4096") from None
+        dims = sizes_of(part, sizes)
         if not name and n >= len(tensors):
             raise ArgumentError("--shape", repr(shape), f"at most {len(tensors)} shapes for {found.name}")
         spec = next((t for t in tensors if t.name == name), None) if name else tensors[n]
         if spec is None:
             raise ArgumentError("--shape", repr(name), ", ".join(t.name for t in tensors))
-        allowed = spec.dtypes if isinstance(spec.dtypes, tuple) else (dtype,)
-        case[spec.name] = Spec(dtype if dtype in allowed else allowed[0], dims)
+        if spec.name in case:
+            raise ArgumentError("--shape", repr(shape), f"one shape for {spec.name}")
+        if spec.many:
+            raise ArgumentError("--shape", repr(part), f"none for {spec.name}, a list of tensors; leave --shape out")
+        wanted = dtype or default
+        allowed = spec.dtypes if isinstance(spec.dtypes, tuple) else (wanted,)
+        taken = taken or wanted in allowed
+        refusing += [d for d in allowed if d not in refusing]
+        case[spec.name] = Spec(wanted if wanted in allowed else allowed[0], dims)
+    if dtype and case and not taken:
+        raise ArgumentError("--dtype", repr(dtype), ", ".join(refusing))
     for text in scalars:
-        name, _, value = text.partition("=")
+        name, equals, value = text.partition("=")
         known = next((a for a in found.inputs if isinstance(a, Scalar) and a.name == name), None)
-        if known is None:
+        if known is None or not equals:
             names = [a.name for a in found.inputs if isinstance(a, Scalar)]
-            raise ArgumentError("--set", repr(name), ", ".join(names) or "no scalars")
-        if known.type == "bool":
-            words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-            if value.lower() not in words:
-                raise ArgumentError(f"--set {name}", repr(value), "true or false")
-            case[name] = words[value.lower()]
-        else:
-            try:
-                case[name] = {"float": float, "int": int, "str": str}[known.type](value)
-            except ValueError:
-                raise ArgumentError(f"--set {name}", repr(value), f"a value of type {known.type}") from None
+            raise ArgumentError("--set", repr(text if known else name), ", ".join(names) or "no scalars")
+        if name in case:
+            raise ArgumentError("--set", repr(text), f"one value for {name}")
+        case[name] = scalar_of(known, value)
     return case
+
+
+def sizes_of(part: str, sizes: str) -> tuple[int, ...]:
+    """``4096x4096`` as integers below 2**63."""
+    from pykern.errors import ArgumentError
+
+    try:
+        dims = tuple(int(v) for v in sizes.lower().split("x"))
+    except ValueError:
+        dims = ()
+    if not dims or min(dims) < 0 or max(dims) >= 2**63:
+        raise ArgumentError("--shape", repr(part)[:80], "sizes such as 4096x4096")
+    return dims
+
+
+def scalar_of(known: Any, value: str) -> Any:
+    """The value of ``--set NAME=VALUE``, of the argument's type and within its bounds."""
+    from pykern.errors import ArgumentError
+
+    at = f"--set {known.name}"
+    if known.type == "bool":
+        words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        if value.lower() not in words:
+            raise ArgumentError(at, repr(value), "true or false")
+        return words[value.lower()]
+    try:
+        made = {"float": float, "int": int, "str": str}[known.type](value)
+    except ValueError:
+        raise ArgumentError(at, repr(value)[:80], f"a value of type {known.type}") from None
+    if known.type == "int" and not -(2**63) <= made < 2**63:
+        raise ArgumentError(at, repr(value)[:80], "a 64-bit int")
+    if known.choices and made not in known.choices:
+        raise ArgumentError(at, repr(value)[:80], ", ".join(map(repr, known.choices)))
+    low, high = known.low, known.high
+    if (low is not None or high is not None) and not ((low is None or low <= made) and (high is None or made <= high)):
+        raise ArgumentError(at, repr(value), known.allowed)
+    return made

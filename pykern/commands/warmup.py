@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from pykern.analysis import _cli
+
 
 @click.command("warmup", short_help="Compile op kernels ahead of their first call.")
 @click.argument("ops", nargs=-1)
@@ -21,7 +23,9 @@ import click
 def command(ops: tuple[str, ...], device: str, arch: str, check: bool, as_json: bool) -> None:
     """Build the variants of OPS (default: all) that their sample problems reach, and the launcher.
 
-    On a machine with a GPU for that card, else for the host backend. Exits with 1 when one does not compile.
+    On a machine with a GPU for that card, else for the host backend.
+
+    Exit codes: 0 all built, 1 one does not compile, 2 bad input or no compiler.
     """
     from pykern import op as registry
     from pykern.errors import ArgumentError, PykernError
@@ -33,8 +37,12 @@ def command(ops: tuple[str, ...], device: str, arch: str, check: bool, as_json: 
         raise ArgumentError("--arch", repr(arch), ", ".join(TARGETS))
     if arch and device == "cpu":
         raise ArgumentError("--arch", repr(arch), "none with --device cpu")
+    if device == "cuda" and not arch and not _has_gpu():
+        raise ArgumentError("--device", "cuda", "cpu, or --arch (torch sees no CUDA GPU here)")
     only = [registry.get(name).name for name in ops]  # an unknown name is refused here
     on_gpu = bool(arch) or device == "cuda" or (device == "auto" and _has_gpu())
+    if check and on_gpu:
+        raise ArgumentError("--check", True, "with the host backend: --device cpu")
     target = TARGETS[arch] if arch else default_target("cuda" if on_gpu else "cpu")
     wanted = {
         (launch.source, launch.kernel): op.name
@@ -48,7 +56,7 @@ def command(ops: tuple[str, ...], device: str, arch: str, check: bool, as_json: 
             continue
         make = partial(build.variant, source, kernel, backend="cuda" if on_gpu else "host", arch=target.arch)
         jobs.append((kernel, make))
-        if check and not on_gpu:
+        if check:
             jobs.append((f"{kernel} (checked)", partial(make, check=True)))
 
     def one(job: tuple[str, Callable[[], Any]]) -> dict[str, Any]:
@@ -81,7 +89,7 @@ def command(ops: tuple[str, ...], device: str, arch: str, check: bool, as_json: 
             f"were there, {len(failed)} failed; {seconds} s"
         )
     if failed:
-        raise click.exceptions.Exit(1)
+        raise SystemExit(_cli.FAILED)
 
 
 def _has_gpu() -> bool:

@@ -285,9 +285,10 @@ _ENTRY = re.compile(r"^(?P<label>.+)-(?P<key>[0-9a-f]{20})$")
 
 def _bytes(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_size if path.is_file() else 0
+    for place, _, files in os.walk(folder):  # which steps over folders that a builder deletes meanwhile
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
     return total
 
 

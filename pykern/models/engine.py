@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from pykern.errors import ArgumentError, ModelError
 from pykern.graphs import GraphPool
 from pykern.models.cache import Batch, PagedCache, Sequence
 from pykern.models.llama import Llama
+
+LARGEST = 1e30  # of temperatures: finite in float32 as well
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,18 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ArgumentError("temperature", self.temperature, "0 (greedy) or above")
-        if self.top_k < 0:
-            raise ArgumentError("top_k", self.top_k, "0 (off) or above")
+        for name in ("temperature", "top_p", "min_p"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ArgumentError(name, repr(value), "a number")
+        for name in ("top_k", "seed"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ArgumentError(name, repr(value), "an int")
+        if not 0 <= self.temperature < LARGEST:
+            raise ArgumentError("temperature", self.temperature, f"0 (greedy) or above, below {LARGEST:g}")
+        if not 0 <= self.top_k < 2**31:
+            raise ArgumentError("top_k", self.top_k, "0 (off) or above, below 2**31")
         if not 0 < self.top_p <= 1:
             raise ArgumentError("top_p", self.top_p, "above 0, up to 1 (off)")
         if not 0 <= self.min_p < 1:
@@ -79,6 +88,16 @@ class Engine:
         for sequence, n in work:
             sequence.cached += n
         return logits
+
+    def check(self, sequences: list[Sequence]) -> None:
+        """ArgumentError for a sequence given twice (it would write its cache twice) and for ids of no token."""
+        if len({id(s) for s in sequences}) != len(sequences):
+            raise ArgumentError("sequences", f"{len(sequences)}, one of them twice", "each once")
+        vocab = self.model.config.vocab
+        for i, sequence in enumerate(sequences):
+            for token in sequence.pending:
+                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+                    raise ArgumentError(f"sequences[{i}].ids", repr(token), f"ints in 0..{vocab - 1}, the vocabulary")
 
     def prefill(self, sequences: list[Sequence], chunk: int = 0) -> torch.Tensor:
         """Logits [sequences, vocab] after all pending ids, ``chunk`` of each sequence at a time (0: all at once)."""
@@ -128,9 +147,13 @@ class Engine:
         Ids are appended to the sequences; the last one stays pending, so a later call goes on from the cache.
         ``on_token(i, id)`` is called as each comes. An earlier call may have been stopped anywhere.
         """
-        if max_tokens < 0:
-            raise ArgumentError("max_tokens", max_tokens, "0 or above")
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+            raise ArgumentError("max_tokens", repr(max_tokens), "an int, 0 or above")
         choices = sampling if isinstance(sampling, list) else [sampling or Sampling()] * len(sequences)
+        if len(choices) != len(sequences) or not all(isinstance(c, Sampling) for c in choices):
+            kinds = ", ".join(type(c).__name__ for c in choices)
+            raise ArgumentError("sampling", kinds, f"a Sampling, or a list of {len(sequences)}, one a sequence")
+        self.check(sequences)
         new: list[list[int]] = [[] for _ in sequences]
         if max_tokens == 0 or not sequences:
             return new

@@ -55,13 +55,22 @@ def model_path(model: str | os.PathLike[str], progress: Progress = _silent) -> P
 
     A file that exists under that very name wins. Raises ModelError when there is neither.
     """
-    path = Path(model).expanduser()
-    if path.exists():
+    names = f"known names: {', '.join(KNOWN)}"
+    if not isinstance(model, (str, os.PathLike)):
+        raise ModelError(f"model: got {type(model).__name__} {model!r}, allowed: a path or a name; {names}")
+    if not str(model).strip():
+        raise ModelError(f"model: got {str(model)!r}, allowed: a path or a name; {names}")
+    try:
+        path = Path(model).expanduser()
+        found = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a home of nobody, a NUL
+        raise ModelError(f"model: got {str(model)[:60]!r} ({type(error).__name__}); {names}") from error
+    if found:
+        if not (path.is_file() or path.is_dir()):
+            raise ModelError(f"model: got {str(model)!r}, a device or pipe, allowed: a file or folder")
         return path
     if str(model) not in KNOWN:
-        raise ModelError(
-            f"model: got {str(model)!r}, which is no file or folder; known names: {', '.join(KNOWN)}"
-        )
+        raise ModelError(f"model: got {str(model)[:200]!r}, which is no file or folder; {names}")
     return fetch(KNOWN[str(model)], progress)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pykern.errors import ModelError
+from pykern.errors import ArgumentError, ModelError
 from pykern.models.gguf import GGUFFile
 
 # GGUF's token types.
@@ -60,6 +60,12 @@ class TextModel:
 
         Bytes that the vocabulary has no token for (SmolLM2: some control characters) are dropped, as elsewhere.
         """
+        if not isinstance(text, str):
+            raise ArgumentError("prompt", f"{type(text).__name__} {text!r}"[:80], "a str")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ArgumentError("prompt", f"{text[:40]!r}, which is no UTF-8", "text") from error
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         if self.bos is not None and ids[:1] != [self.bos]:
             ids = [self.bos, *ids]

@@ -288,7 +288,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or a ModelError that says where it breaks."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path.name}: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path.name}: got a {type(value).__name__}, allowed: a JSON object")
@@ -298,7 +298,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def config_of_folder(folder: Path) -> LlamaConfig:
     """The config of a Hugging Face model folder."""
     if not (folder / "config.json").exists():
-        raise ModelError(f"{folder.name}: no config.json beside the weights")
+        raise ModelError(
+            f"model: got the folder {str(folder)!r} with no config.json beside the weights, allowed: a .gguf file, "
+            "or a folder with config.json and .safetensors files"
+        )
     generation = folder / "generation_config.json"
     return config_from_hf(
         read_json(folder / "config.json"), read_json(generation) if generation.exists() else {}, "config.json"

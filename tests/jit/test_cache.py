@@ -291,3 +291,23 @@ def test_clear_where_nothing_was_ever_built(store: Path) -> None:
 def test_locks_work_without_torch_or_compiler(store: Path) -> None:
     done = run_python("print(cache.show()['entries'], 'torch' in sys.modules)", PATH="/nonexistent")
     assert done.stdout.strip() == "[] False", done.stderr
+
+
+def test_sizes_while_builders_come_and_go(store: Path) -> None:
+    store.mkdir(parents=True, exist_ok=True)
+    stop = threading.Event()
+
+    def build() -> None:
+        while not stop.is_set():
+            work = store / ".build-0-x"
+            (work / "deep" / "er").mkdir(parents=True)
+            (work / "deep" / "er" / "lib.so").write_bytes(b"x")
+            shutil.rmtree(work)
+
+    builder = threading.Thread(target=build)
+    builder.start()
+    try:
+        assert all(cache.size() >= 0 for _ in range(400))
+    finally:
+        stop.set()
+        builder.join()

@@ -164,11 +164,11 @@ def test_cache_show_and_clear(fake_root: Path) -> None:
 
 def test_warmup_refuses_what_it_does_not_know() -> None:
     code, text = run("warmup", "no_such_op")
-    assert code == 1 and "got 'no_such_op'" in text
+    assert code == 2 and "got 'no_such_op'" in text
     code, text = run("warmup", "--arch", "77")
-    assert code == 1 and "--arch: got '77'" in text
+    assert code == 2 and "--arch: got '77'" in text
     code, text = run("warmup", "--arch", "90a", "--device", "cpu")
-    assert code == 1 and "--arch" in text
+    assert code == 2 and "--arch" in text
 
 
 def test_warmup_builds_each_variant_once_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:

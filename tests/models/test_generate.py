@@ -147,14 +147,14 @@ def test_other_dtypes(model: Path, dtype: str) -> None:
 )
 def test_refused_by_name(model: Path, options: list, message: str) -> None:
     done = generate(model, "--prompt", "h", *options)
-    assert done.exit_code == 1 and message in done.output and "Traceback" not in done.output
+    assert done.exit_code == 2 and message in done.output and "Traceback" not in done.output
 
 
 def test_a_broken_file(tmp_path: Path, model: Path) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(model.read_bytes()[:5000])
     done = generate(path, "--prompt", "h")
-    assert done.exit_code == 1 and "broken.gguf: " in done.output and "truncated" in done.output
+    assert done.exit_code == 2 and "broken.gguf: " in done.output and "truncated" in done.output
     assert "known names: smollm2" in generate("nowhere", "--prompt", "h").output
 
 
@@ -162,7 +162,7 @@ def test_a_broken_file(tmp_path: Path, model: Path) -> None:
 def test_no_gpu(model: Path) -> None:
     done = CliRunner().invoke(main, ["generate", str(model), "--prompt", "h", "--device", "cuda"])
     assert (
-        done.exit_code == 1
+        done.exit_code == 2
         and "--device: got cuda, allowed: cpu (torch sees no CUDA GPU here)" in done.output
     )
 
