@@ -1,7 +1,8 @@
 // Linear layer on packed weights: y[m, n] = act(sum_k x[m, k] * w[n, k] + bias[n]) + residual[m, n], where w is
 // what dequantize gives in x's type. Both kernels add up in the order of the plain linear kernel they stand
 // in for (linear_skinny_mma for 16-bit x, the fp32 chain for float32), so their bits are those of
-// linear(x, dequantize(w)), and they share its numerics classes.
+// linear(x, dequantize(w)), and they share its numerics classes. quant_linear_nibbles.cuh does the same for
+// most 4-bit weights, faster.
 #pragma once
 #include "core/mma.cuh"
 #include "ops/linear_epilogue.cuh"
@@ -12,7 +13,7 @@ namespace pk {
 // ----------------------------------------------------------------------------------------------------
 // 16-bit x, m <= 16, on mma.sync. A block owns 16 rows of w, the tensor cores' 16-row operand, and all tokens; its
 // 8 warps take slices of 128 k in turn, and their sums are added in warp order. Within 32 k, lane group t
-// holds weights 8 t .. 8 t + 7 of its rows (as linear_skinny_mma). A warp keeps kAhead slices of codes in flight.
+// holds weights 8 t .. 8 t + 7 of its rows (as linear_skinny_mma).
 
 constexpr int kQuantWarps = 8;  // these two are part of the numerics class: kSkinnyWarps, kSkinnySlice there
 constexpr int kQuantSlice = 128;
@@ -30,13 +31,8 @@ PK_DEVICE void pack_eight(const Vec<float, 8>& w, bool in, uint32_t (&out)[4]) {
   for (int i = 0; i < 4; ++i) out[i] = in ? pack2<T>(w[2 * i], w[2 * i + 1]) : 0;
 }
 
-// How the weights of a slice become operands. kQuantExact: 4-bit codes whose scales are of x's type and whose
-// zeros, if any, are bytes (and groups a power of two): then x's own 16-bit arithmetic rounds once, as float32 and one
-// conversion do, at half the instructions. kQuantExactSlice: one scale for a row's slice (groups of a multiple of 128).
-enum QuantMode : int { kQuantAny = 0, kQuantExact = 1, kQuantExactSlice = 2 };
-
 // The codes of one row and slice that a lane needs: step u is weights 32 u + 8 t .. + 7.
-template <class L, int kMode, bool kNibbles = L::kNibbles>
+template <class L, bool kNibbles = L::kNibbles>
 struct QuantSlice {
   typename L::Raw raw[4];
   PK_DEVICE void load(const QuantPlanes& q, int64_t row, int k0, int t) {
@@ -55,24 +51,13 @@ struct QuantSlice {
 
 // 4-bit codes: one 16-byte load of a lane covers 32 weights, so that the four lanes of a row read 64 bytes in a
 // row. packed4 has them in the order that the steps want; int4's are exchanged among the four lanes.
-template <class L, int kMode>
-struct QuantSlice<L, kMode, true> {
-  static constexpr int kScales = kMode == kQuantExactSlice ? 1 : 4;
+template <class L>
+struct QuantSlice<L, true> {
   Vec<uint32_t, 4> words;
-  uint32_t scale[kScales], offset[kScales];
   PK_DEVICE void load(const QuantPlanes& q, int64_t row, int k0, int t) {
     const uint8_t* p = q.codes + row * (q.k / 2);
     const int at = k0 + 32 * t;
     words = ld_stream(reinterpret_cast<const Vec<uint32_t, 4>*>(p + (at < q.k ? at : 0) / 2));
-#pragma unroll
-    for (int u = 0; u < kScales; ++u) {
-      const int here = kScales == 1 ? k0 : k0 + 32 * u + 8 * t, in = here < q.k ? here : 0;
-      if constexpr (kMode != kQuantAny) {
-        const int64_t i = row * q.groups + (kMode == kQuantExact ? in >> q.shift() : in / q.group);
-        scale[u] = ld(static_cast<const uint16_t*>(q.scales) + i);
-        offset[u] = q.has_offsets() ? ld(static_cast<const uint8_t*>(q.offsets) + i) : 8u;
-      }
-    }
   }
   // With lane t ^ kLane: a lane with that bit of t set gives word a for the other's b. By masks, as selects of words
   // take nvcc minutes to simplify.
@@ -94,30 +79,10 @@ struct QuantSlice<L, kMode, true> {
   }
   template <class T>
   PK_DEVICE void step(const QuantPlanes& q, int64_t row, int u, int at, uint32_t (&out)[4]) const {
-    const int g = kScales == 1 ? 0 : u;
-    if constexpr (kMode == kQuantAny) {
-      typename L::Raw raw;
-      raw.words[0] = u == 0 ? words[0] : u == 1 ? words[1] : u == 2 ? words[2] : words[3];  // u is no constant here
-      load_group(q, row, at < q.k ? at : 0, raw.scale, raw.offset);
-      pack_eight<T>(L::decode(q, raw, 0), at < q.k, out);
-    } else {
-      uint32_t pairs[4];
-      unpack_u4_pairs<T, 0>(words[u], pairs);
-      const float zero = -static_cast<float>(offset[g]);
-      // Past the end of k: codes of elsewhere, which are finite, times 0.
-      const uint32_t minus = pack2<T>(zero, zero), two_scales = at < q.k ? scale[g] | scale[g] << 16 : 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = mul2<T>(add2<T>(pairs[i], minus), two_scales);
-      if constexpr (L::kPacked) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out[i] = pairs[i];
-      } else {  // pairs are (0, 4), (1, 5), (2, 6), (3, 7)
-        out[0] = prmt(pairs[0], pairs[1], 0x5410u);
-        out[1] = prmt(pairs[2], pairs[3], 0x5410u);
-        out[2] = prmt(pairs[0], pairs[1], 0x7632u);
-        out[3] = prmt(pairs[2], pairs[3], 0x7632u);
-      }
-    }
+    typename L::Raw raw;
+    raw.words[0] = u == 0 ? words[0] : u == 1 ? words[1] : u == 2 ? words[2] : words[3];  // u is no constant here
+    load_group(q, row, at < q.k ? at : 0, raw.scale, raw.offset);
+    pack_eight<T>(L::decode(q, raw, 0), at < q.k, out);
   }
 };
 
@@ -139,28 +104,26 @@ PK_DEVICE void load_tokens(const T* p, int at, int k, bool row_in, uint32_t (&ou
   }
 }
 
-// acc += the products of one step of 32 k. Both 8-row halves of w, and the second 8 tokens only where there are some.
-template <bool kFast, class T>
-PK_DEVICE void quant_step(const T* x, int64_t x_stride, int m, int k, int at, int g, const uint32_t (&wr)[2][4],
-                          float (&acc)[2][4]) {
+// acc += the products of one step of 32 k, for 8 tokens.
+template <class T>
+PK_DEVICE void quant_step(const uint32_t (&wr)[2][4], const uint32_t (&xr)[4], float (&acc)[4]) {
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    uint32_t tokens = static_cast<uint32_t>(m);
-    forget(tokens);  // as opaque()
-    if (j == 1 && tokens <= 8) break;
-    uint32_t xr[4];
-    load_tokens<kFast>(x + (j * 8 + g) * x_stride, at, k, j * 8 + g < m, xr);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint32_t a[4] = {wr[0][2 * h], wr[1][2 * h], wr[0][2 * h + 1], wr[1][2 * h + 1]};
-      mma_m16n8k16<T>(acc[j], a, xr + 2 * h);
-    }
+  for (int h = 0; h < 2; ++h) {
+    const uint32_t a[4] = {wr[0][2 * h], wr[1][2 * h], wr[0][2 * h + 1], wr[1][2 * h + 1]};
+    mma_m16n8k16<T>(acc, a, xr + 2 * h);
   }
 }
 
-// One warp's share of the sum. kAhead: slices whose codes are in flight, of 32 bytes a lane with 4-bit codes and 64
-// with 8-bit ones.
-template <int kMode, int kAhead, class L, class T>
+// Whether there are more than 8 tokens: not known to the compiler, as opaque().
+PK_DEVICE bool second_tile(int m) {
+  uint32_t tokens = static_cast<uint32_t>(m);
+  forget(tokens);
+  return tokens > 8;
+}
+
+// One warp's share of the sum: the next slice's codes are in flight while this one's are used. The tokens of a slice are
+// loaded together, the first 8 a slice ahead: a load of L2 before each step of 32 k is what would take the time.
+template <class L, class T>
 PK_DEVICE void quant_sum_fast(QuantPlanes q, const T* x, int64_t x_stride, int m, int n0, int n,
                               float (&acc)[2][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -168,33 +131,53 @@ PK_DEVICE void quant_sum_fast(QuantPlanes q, const T* x, int64_t x_stride, int m
   const int64_t row[2] = {min(n0 + g, n - 1), min(n0 + g + 8, n - 1)};
   constexpr int kStride = kQuantWarps * kQuantSlice;
   // Scales of any type take branches: unrolled, they would make minutes of compilation.
-  constexpr int kSteps = L::kNibbles && kMode == kQuantAny ? 1 : 4;
-  QuantSlice<L, kMode> slices[kAhead][2];
+  constexpr int kSteps = L::kNibbles ? 1 : 4;
+  QuantSlice<L> slices[2];
+  auto load_step = [&](int k0, int u, int j, uint32_t (&to)[4]) {
+    load_tokens<true>(x + (j * 8 + g) * x_stride, k0 + 32 * u + 8 * t, q.k, j * 8 + g < m, to);
+  };
+  [[maybe_unused]] uint32_t ahead[4][4], second[2][4] = {};  // second: of two steps, more take too many registers
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) slices[i][h].load(q, row[h], warp * kQuantSlice + i * kStride, t);
+  for (int h = 0; h < 2; ++h) slices[h].load(q, row[h], warp * kQuantSlice, t);
   grid_wait();
+#pragma unroll
+  for (int u = 0; u < 4 && !L::kNibbles; ++u) load_step(warp * kQuantSlice, u, 0, ahead[u]);
 #pragma unroll 1
-  for (int base = warp * kQuantSlice; base < q.k; base += kAhead * kStride) {
+  for (int k0 = warp * kQuantSlice; k0 < q.k; k0 += kStride) {
+    q = q.opaque();
+    const bool more = second_tile(m);
+    uint32_t first[4][4];
+    if constexpr (!L::kNibbles) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int k0 = base + i * kStride;
-      q = q.opaque();
-      if (k0 >= q.k) break;
+      for (int u = 0; u < 4; ++u)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) slices[i][h].arrange(t);
+        for (int i = 0; i < 4; ++i) first[u][i] = ahead[u][i];
+#pragma unroll
+      for (int u = 0; u < 4; ++u) load_step(k0 + kStride, u, 0, ahead[u]);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) slices[h].arrange(t);
 #pragma unroll kSteps
-      for (int u = 0; u < 4; ++u) {
-        const int at = k0 + 32 * u + 8 * t;
-        uint32_t wr[2][4];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) slices[i][h].template step<T>(q, row[h], u, at, wr[h]);
-        quant_step<true>(x, x_stride, m, q.k, at, g, wr, acc);
+    for (int u = 0; u < 4; ++u) {
+      uint32_t wr[2][4], xr[2][4];
+      if (!L::kNibbles && more && u % 2 == 0) {
+        load_step(k0, u, 1, second[0]);
+        load_step(k0, u + 1, 1, second[1]);
       }
 #pragma unroll
-      for (int h = 0; h < 2; ++h) slices[i][h].load(q, row[h], k0 + kAhead * kStride, t);
+      for (int h = 0; h < 2; ++h) slices[h].template step<T>(q, row[h], u, k0 + 32 * u + 8 * t, wr[h]);
+      if constexpr (L::kNibbles) {  // u is no constant
+        load_step(k0, u, 0, xr[0]);
+        if (more) load_step(k0, u, 1, xr[1]);
+        quant_step<T>(wr, xr[0], acc[0]);
+        if (more) quant_step<T>(wr, xr[1], acc[1]);
+      } else {
+        quant_step<T>(wr, first[u], acc[0]);
+        if (more) quant_step<T>(wr, second[u % 2], acc[1]);
+      }
     }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) slices[h].load(q, row[h], k0 + kStride, t);
   }
 }
 
@@ -224,7 +207,13 @@ PK_DEVICE void quant_sum_slow(QuantPlanes q, const T* x, int64_t x_stride, int m
           wr[h][3] = wr[h][3] >> 16 | pack2<T>(w, 0.f) << 16;
         }
       }
-      quant_step<false>(x, x_stride, m, q.k, at, g, wr, acc);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (j == 1 && !second_tile(m)) break;
+        uint32_t xr[4];
+        load_tokens<false>(x + (j * 8 + g) * x_stride, at, q.k, j * 8 + g < m, xr);
+        quant_step<T>(wr, xr, acc[j]);
+      }
     }
   }
 }
@@ -241,24 +230,10 @@ __global__ void __launch_bounds__(kQuantWarps * 32, 2)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int n0 = static_cast<int>(blockIdx.x) * 16;
   float acc[2][4] = {};
-  const bool fast = q.fast() && x_aligned;
-  bool done = false;
-  if constexpr (L::kNibbles) {
-    constexpr int kType = detail::same<T, half>::value ? kQuantF16 : kQuantBf16;
-    if (fast && q.scale_type() == kType && !q.minima() && (!q.has_offsets() || q.offset_type() == kQuantU8)) {
-      if (q.group % kQuantSlice == 0)
-        quant_sum_fast<kQuantExactSlice, 3, L>(q, x, x_stride, m, n0, n, acc);
-      else if (q.shift() >= 0)
-        quant_sum_fast<kQuantExact, 1, L>(q, x, x_stride, m, n0, n, acc);
-      done = q.group % kQuantSlice == 0 || q.shift() >= 0;
-    }
-  }
-  if (!done) {
-    if (fast)
-      quant_sum_fast<kQuantAny, 1, L>(q, x, x_stride, m, n0, n, acc);
-    else
-      quant_sum_slow<L>(q, x, x_stride, m, n0, n, acc);
-  }
+  if (q.fast() && x_aligned)
+    quant_sum_fast<L>(q, x, x_stride, m, n0, n, acc);
+  else
+    quant_sum_slow<L>(q, x, x_stride, m, n0, n, acc);
   grid_launch_dependents();
 #pragma unroll
   for (int j = 0; j < 2; ++j)

@@ -9,14 +9,23 @@ from typing import Any
 from pykern.errors import ArgumentError
 from pykern.op import Case, Draw, Op, Spec
 from pykern.ops import dequantize, linear
-from pykern.ops._quant import LAYOUTS, dequantize_reference, draw_planes, make_planes, packed, plane_specs
+from pykern.ops._quant import FAST, LAYOUTS, Packed, dequantize_reference, draw_planes, make_planes, packed, plane_specs
 from pykern.ops._rows import aligned
 from pykern.ops.linear import ACTIVATIONS, F32_SKINNY_TOKENS, MMA_SKINNY_TOKENS, Gemm
-from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, Workspace, Ws, ceil_div, template
+from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, Workspace, Ws, ceil_div, template, tuned
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor, TensorInfo
 
 SOURCE = "ops/quant_linear.cuh"
+NIBBLES_SOURCE = "ops/quant_linear_nibbles.cuh"
 MMA_TOKENS = 16  # two token tiles: beyond, decoding once for all tokens is the smaller cost
+# What a card has to decide for the 4-bit kernel: tiles of 16 rows a block, and slices in its rings of shared memory, for
+# one tile of 8 tokens and for two. Candidates, the default first.
+TUNING = {
+    "row_tiles_8": (1, 2),
+    "stages_8": (6, 4, 8),
+    "row_tiles_16": (2, 1),
+    "stages_16": (4, 6, 8),
+}
 
 
 def plan(p: Problem, target: Target) -> Plan:
@@ -37,10 +46,44 @@ def plan(p: Problem, target: Target) -> Plan:
         why = (f"{p.m} tokens: codes are the traffic, decoded tile by tile in shared memory", *slow)
         return Plan((launch,), numerics="float32", variant="quant_f32", why=why)
     wide = aligned(x, p.m, x_stride) and q.k % 8 == 0
+    if wide and nibbles_allowed(p, q):
+        return plan_nibbles(p, q, args, target)
     kernel = template("pk::quant_linear_mma", x.dtype, f"pk::{q.layout.struct}")
     launch = Launch(kernel, ceil_div(q.n, 16), 256, (*args, I32(int(wide))))
     why = (f"{p.m} tokens: codes are the traffic, decoded into tensor-core fragments", *slow)
     return Plan((launch,), numerics=f"{x.dtype} m<={MMA_SKINNY_TOKENS}", variant="quant_mma", why=why)
+
+
+def nibbles_allowed(p: Problem, q: Packed) -> bool:
+    """Whether 4-bit codes can be decoded in x's own type, a group at a time: see cuda_src/ops/quant_linear_nibbles.cuh."""
+    planes = p["planes"]
+    if q.layout.bits != 4 or q.layout.block or q.layout.minima or not q.tags & FAST or not 0 < q.k < 1 << 30:
+        return False
+    own = planes[1].dtype == p["x"].dtype and (len(planes) < 3 or planes[2].dtype == "uint8")
+    return own and (q.groups == 1 or (q.group >= 32 and q.group & (q.group - 1) == 0))
+
+
+def plan_nibbles(p: Problem, q: Packed, args: tuple[Any, ...], target: Target) -> Plan:
+    tokens = ceil_div(max(p.m, 1), 8)
+    rows, stages = (knob(target, f"{name}_{8 * tokens}") for name in ("row_tiles", "stages"))
+    smem = 8 * (stages * rows * 1024 + 8 * tokens * (16 * rows + 4) * 4)
+    if smem > target.smem_optin:
+        stages = 4
+        smem = 8 * (stages * rows * 1024 + 8 * tokens * (16 * rows + 4) * 4)
+    kernel = template(
+        "pk::quant_linear_nibbles", p["x"].dtype, f"pk::{q.layout.struct}", rows, tokens, stages
+    )
+    launch = Launch(kernel, ceil_div(q.n, 16 * rows), 256, args, smem=smem, source=NIBBLES_SOURCE)
+    why = (f"{p.m} tokens: codes are the traffic, {stages - 1} slices of a warp in flight, decoded in x's own type",)
+    return Plan((launch,), numerics=f"{p['x'].dtype} m<={MMA_SKINNY_TOKENS}", variant="quant_nibbles", why=why)
+
+
+def knob(target: Target, name: str) -> int:
+    """The tuned value of ``name``, one of its candidates."""
+    value = tuned(target, "quant_linear", name, TUNING[name][0])
+    if value not in TUNING[name]:
+        raise ArgumentError(f"tuning {target.arch}.quant_linear.{name}", value, ", ".join(map(str, TUNING[name])))
+    return value
 
 
 def plan_unfused(p: Problem, target: Target, x_stride: int, residual_stride: int) -> Plan:
@@ -101,6 +144,11 @@ def case(dtype: str, m: int, n: int, k: int, layout: str, group: int = 128, scal
 def cases() -> Iterator[Case]:
     for dtype in reversed(FLOATS):  # the first few are what planted errors are tried on: tensor cores
         yield case(dtype, 3, 48, 256, "int4", 32)
+        yield case(dtype, 3, 16, 3200, "int4")  # warps go round more often than there are stages, not all alike
+        yield case(dtype, 12, 16, 3200, "int8")
+        yield case(dtype, 3, 48, 256, "int4", 24)
+        for layout in ("int4", "packed4.v1"):
+            yield case(dtype, 12, 48, 256, layout)
         for layout in LAYOUTS:
             yield case(dtype, 3, 48, 256, layout)
             yield case(dtype, 18, 16, 128, layout)
@@ -113,7 +161,7 @@ def draw(draw: Draw) -> Case:
     from pykern.testing import sizes, tensor_spec
 
     layout, dtype = draw.one_of(tuple(LAYOUTS)), draw.one_of(FLOATS)
-    planes, k, group = draw_planes(draw, layout)
+    planes, k, group = draw_planes(draw, layout, draw.one_of((12, 12, 100)))
     n = planes[0].shape[0]
     m = draw(sizes(0, 70, around=[1, F32_SKINNY_TOKENS, MMA_TOKENS, MMA_SKINNY_TOKENS]))
     return {
@@ -184,11 +232,10 @@ op = Op(
         ArgumentError: an argument that is not as above.
     """,
     mutants=(
-        ("add2<T>(pairs[i], minus)", "pairs[i]"),
-        ("swap_with<2>(t, 1, 3);", "swap_with<2>(t, 3, 1);"),
-        ("out[1] = prmt(pairs[2], pairs[3], 0x5410u);", "out[1] = prmt(pairs[2], pairs[3], 0x7632u);"),
-        ("const int g = kScales == 1 ? 0 : u;", "const int g = 0;"),
         ("at + i < q.k ? L::one(q, row, at + i) : 0.f", "at + i < q.k - 1 ? L::one(q, row, at + i) : 0.f"),
+        ("swap_with<2>(t, 1, 3);", "swap_with<2>(t, 3, 1);"),
+        ("load_step(k0 + kStride, u, 0, ahead[u])", "load_step(k0, u, 0, ahead[u])"),
+        ("load_step(k0, u + 1, 1, second[1]);", "load_step(k0, u, 1, second[1]);"),
         ("s.x[buf][warp * 2 + 1][kk]", "s.x[buf][warp * 2][kk]"),
     ),
     benches=(
