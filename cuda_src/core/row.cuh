@@ -75,8 +75,8 @@ template <int kThreads>
 struct RowGroup {
   static constexpr int kRows = kThreads == kWarp ? 4 : 1;
   static constexpr int kBlock = kRows * kThreads;
-  // Blocks an SM should hold, so that enough rows are in flight: 896 threads, of at most 72 registers.
-  static constexpr int kResident = kThreads >= 512 ? 1 : 896 / kBlock;
+  // Blocks an SM should hold, so that enough rows are in flight: 896 threads or more, of at most 72 registers.
+  static constexpr int kResident = (896 + kBlock - 1) / kBlock;
   struct Smem {
     float scratch[kBlock / kWarp];
   };

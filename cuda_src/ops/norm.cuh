@@ -87,7 +87,7 @@ PK_DEVICE void norm_store(const NormRow<T>& a, int at, const Chunk<T>& v, const 
   const Vec<float, kChunk<T>> weights = to_float(w);
 #pragma unroll
   for (int i = 0; i < kChunk<T>; ++i) f[i] = norm_centred<kLayer>(f[i], st) * st.r * weights[i];
-  if (a.b) {
+  if (kLayer && a.b) {
     const Vec<float, kChunk<T>> b = to_float(row_load<kFast>(a.b, at, a.n, from_float<T>(0.0f)));
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) f[i] += b[i];
@@ -158,9 +158,10 @@ __global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, kNormResident<kLay
   const int64_t row = Group::row();
   const NormRow<T> a = norm_row(x, residual, w, b, y, h_out, row, stride_x, stride_r, n, inv_n, eps);
   const T zero = from_float<T>(0.0f);
+  constexpr bool kAhead = kThreads < 256;  // with more, the registers for it halve the rows in flight
   RegisterRow<T, Group, kPer> h, weights;
 #pragma unroll
-  for (int k = 0; k < kPer; ++k) weights.set(k, norm_weights<true>(a, h.at(k)));
+  for (int k = 0; kAhead && k < kPer; ++k) weights.set(k, norm_weights<true>(a, h.at(k)));
   grid_wait();
   if (row >= rows) return;
 #pragma unroll
@@ -176,7 +177,10 @@ __global__ void __launch_bounds__(RowGroup<kThreads>::kBlock, kNormResident<kLay
   const float first = kLayer ? norm_first(a) : 0.0f;
   const NormStats st = norm_stats<kLayer, Group>(a, h, first, smem);
 #pragma unroll
-  for (int k = 0; k < kPer; ++k) norm_store<kLayer, true>(a, h.at(k), h.chunk(k), weights.chunk(k), st);
+  for (int k = 0; k < kPer; ++k) {
+    const Chunk<T> w = kAhead ? weights.chunk(k) : norm_weights<true>(a, h.at(k));
+    norm_store<kLayer, true>(a, h.at(k), h.chunk(k), w, st);
+  }
 }
 
 template <class T, bool kLayer, bool kFast>
