@@ -18,8 +18,8 @@ from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor, Tensor
 SOURCE = "ops/quant_linear.cuh"
 NIBBLES_SOURCE = "ops/quant_linear_nibbles.cuh"
 MMA_TOKENS = 16  # two token tiles: beyond, decoding once for all tokens is the smaller cost
-# What a card has to decide for the 4-bit kernel: tiles of 16 rows a block, and slices in its rings of shared memory, for
-# one tile of 8 tokens and for two. Candidates, the default first.
+# What a card has to decide for the 4-bit kernel: tiles of 16 rows a block, and slices in a warp's ring of shared
+# memory, for one tile of 8 tokens and for two. Candidates, the default first; scripts/tune.py times them.
 TUNING = {
     "row_tiles_8": (1, 2),
     "stages_8": (6, 4, 8),
@@ -55,7 +55,7 @@ def plan(p: Problem, target: Target) -> Plan:
 
 
 def nibbles_allowed(p: Problem, q: Packed) -> bool:
-    """Whether 4-bit codes can be decoded in x's own type, a group at a time: see cuda_src/ops/quant_linear_nibbles.cuh."""
+    """Whether 4-bit codes can be decoded in x's own type, a group at a time: what quant_linear_nibbles.cuh wants."""
     planes = p["planes"]
     if q.layout.bits != 4 or q.layout.block or q.layout.minima or not q.tags & FAST or not 0 < q.k < 1 << 30:
         return False
@@ -70,9 +70,7 @@ def plan_nibbles(p: Problem, q: Packed, args: tuple[Any, ...], target: Target) -
     if smem > target.smem_optin:
         stages = 4
         smem = 8 * (stages * rows * 1024 + 8 * tokens * (16 * rows + 4) * 4)
-    kernel = template(
-        "pk::quant_linear_nibbles", p["x"].dtype, f"pk::{q.layout.struct}", rows, tokens, stages
-    )
+    kernel = template("pk::quant_linear_nibbles", p["x"].dtype, f"pk::{q.layout.struct}", rows, tokens, stages)
     launch = Launch(kernel, ceil_div(q.n, 16 * rows), 256, args, smem=smem, source=NIBBLES_SOURCE)
     why = (f"{p.m} tokens: codes are the traffic, {stages - 1} slices of a warp in flight, decoded in x's own type",)
     return Plan((launch,), numerics=f"{p['x'].dtype} m<={MMA_SKINNY_TOKENS}", variant="quant_nibbles", why=why)
@@ -142,13 +140,17 @@ def case(dtype: str, m: int, n: int, k: int, layout: str, group: int = 128, scal
 
 
 def cases() -> Iterator[Case]:
-    for dtype in reversed(FLOATS):  # the first few are what planted errors are tried on: tensor cores
+    # The first few are what planted errors are tried on.
+    yield case("float32", 3, 48, 256, "int4")
+    for dtype in ("bfloat16", "float16"):
         yield case(dtype, 3, 48, 256, "int4", 32)
         yield case(dtype, 3, 16, 3200, "int4")  # warps go round more often than there are stages, not all alike
         yield case(dtype, 12, 16, 3200, "int8")
         yield case(dtype, 3, 48, 256, "int4", 24)
+        yield case(dtype, 3, 48, 90, "int4", 6)
         for layout in ("int4", "packed4.v1"):
             yield case(dtype, 12, 48, 256, layout)
+    for dtype in reversed(FLOATS):
         for layout in LAYOUTS:
             yield case(dtype, 3, 48, 256, layout)
             yield case(dtype, 18, 16, 128, layout)
