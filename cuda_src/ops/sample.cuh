@@ -131,10 +131,10 @@ PK_DEVICE uint64_t sample_nucleus(const SampleRow<T>& row, uint64_t floor, float
   return sample_select(row, floor, limit ? limit : 1, smem, weight);
 }
 
-// Finds the token at which the running sum of kept(i) passes u / 2^64 of the total; the one thread that has it calls
-// found(token).
-template <class Kept, class Found>
-PK_DEVICE void sample_draw(int n, uint64_t u, SampleSmem& smem, Kept kept, Found found) {
+// Finds the token at which the running sum of kept(i) passes bits() / 2^64 of the total; the one thread that has it
+// calls found(token). The bits are made only when they are needed: held over the sums they would spill.
+template <class Bits, class Kept, class Found>
+PK_DEVICE void sample_draw(int n, SampleSmem& smem, Bits bits, Kept kept, Found found) {
   // Each thread owns a run of neighbours, so that the running weight is in index order.
   const int run = (n + kSampleThreads - 1) / kSampleThreads;
   const int begin = threadIdx.x * run, end = begin + run < n ? begin + run : n;
@@ -148,7 +148,7 @@ PK_DEVICE void sample_draw(int n, uint64_t u, SampleSmem& smem, Kept kept, Found
     smem.scan[threadIdx.x] += add;
     __syncthreads();
   }
-  const uint64_t target = mul_high(u, smem.scan[kSampleThreads - 1]);
+  const uint64_t target = mul_high(bits(), smem.scan[kSampleThreads - 1]);
   uint64_t at = smem.scan[threadIdx.x] - mine;
   if (target < at || target >= at + mine) return;
   for (int i = begin; i < end; ++i) {
@@ -202,8 +202,10 @@ __global__ void __launch_bounds__(kSampleThreads)
     return order_word(v, static_cast<uint32_t>(i)) >= floor && w >= least ? w : 0;
   };
 
-  const uint64_t u = philox(static_cast<uint64_t>(ld(seeds + r)), offsets ? static_cast<uint64_t>(ld(offsets + r)) : 0);
-  sample_draw(n, u, smem, kept, [&](int token) {
+  auto bits = [&] {
+    return philox(static_cast<uint64_t>(ld(seeds + r)), offsets ? static_cast<uint64_t>(ld(offsets + r)) : 0);
+  };
+  sample_draw(n, smem, bits, kept, [&](int token) {
     st(ids + r, static_cast<int64_t>(token));
     st(valid + r, true);
   });
