@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -100,10 +101,39 @@ def _symbol(path: str, address: int) -> tuple[str, int] | None:
     for text in done.stdout.splitlines():
         name, _, line = text.split(" (discriminator")[0].rpartition(":")
         if line.isdigit() and int(line) > 0:
-            frames.append((name, int(line)))
-    own = [f for f in frames if not {"core", "host"} & set(Path(f[0]).parent.parts[-1:])]
+            frames.append((_first_file(path) or name if Path(name).name == GENERATED else name, int(line)))
+    own = [f for f in frames if Path(f[0]).parent.parts[-2:] not in (("cuda_src", "core"), ("cuda_src", "host"))]
     found = (own or frames)[:1]
     return (Path(found[0][0]).name, found[0][1]) if found else None
+
+
+GENERATED = "v.cpp"  # the file of a variant: no line of it touches memory
+
+
+@functools.lru_cache(maxsize=256)
+def _first_file(path: str) -> str | None:
+    """File 1 of the line table of ``path``, which lines belong to until the table names another.
+
+    binutils up to 2.40 takes file 0 there when it reads DWARF 5: the generated file, in place of the kernel's.
+    """
+    tool = shutil.which("readelf") or shutil.which("llvm-readelf")
+    if tool is None:
+        return None
+    command = [tool, "--debug-dump=line", path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, env={**os.environ, "LC_ALL": "C"})
+    folders: dict[str, str] = {}
+    files = False
+    for text in done.stdout.splitlines():
+        files = files or "The File Name Table" in text
+        entry, *columns = text.strip().split("\t")
+        if not entry.isdigit() or not columns:
+            continue
+        name = columns[-1].rpartition("): ")[2]  # "(indirect line string, offset: 0x42): name"
+        if files and entry == "1":
+            return f"{folders.get(columns[0], '')}/{name}"
+        if not files:
+            folders[entry] = name
+    return None
 
 
 def table(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:

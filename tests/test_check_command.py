@@ -227,3 +227,20 @@ def test_a_kernel_that_does_not_compile_exits_with_2(tmp_path: Path) -> None:
     path.write_text("__global__ void broken(int n) {\n  int x = nothing;\n}\n")
     done = run(str(path), "--arg", "1")
     assert done.exit_code == 2 and "broken.cuh:2" in done.stderr and "nothing" in done.stderr
+
+
+@pytest.mark.parametrize("folder", ["plain", "host", "core"])
+def test_findings_name_the_users_file(folder: str, tmp_path: Path) -> None:
+    """Not the generated one, which binutils name where a line table begins; nor are folders of ours yours."""
+    path = tmp_path / folder / "mine.cuh"
+    path.parent.mkdir()
+    path.write_text(
+        "template <class T>\n"
+        "__device__ void put(T* y, int n) {\n"
+        "  y[n] = T(1);  // the first code of the file that is not inlined\n"
+        "}\n"
+        "__global__ void outside(float* y, int n) { put(y, n); }\n"
+    )
+    done = run(str(path), "--block", "1", "--arg", "f32[32]", "--arg", "32", "--json", "--seeds", "1")
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert done.exit_code == 1 and (finding["file"], finding["line"]) == ("mine.cuh", 3), finding

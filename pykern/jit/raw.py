@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,8 +44,13 @@ def compile(source: str, *, name: str = "kernel.cuh", flags: Sequence[str] = ())
     """
     if not isinstance(source, str):
         raise ArgumentError("source", repr(source), "CUDA C++ text (pykern.load takes a path)")
-    if not name or name != os.path.basename(name):
-        raise ArgumentError("name", repr(name), "a plain file name")
+    if not isinstance(name, str) or not re.fullmatch(r"[\w+-][\w.+-]{0,99}", name):
+        raise ArgumentError("name", repr(name)[:120], "a plain file name: letters, digits, . _ + -, at most 100")
+    try:
+        source.encode()
+    except UnicodeEncodeError as error:
+        raise ArgumentError("source", f"text that is no UTF-8 ({error.reason})", "CUDA C++ text") from error
+    flags = _flags(flags)
     # kept beside the builds, so that debuggers and the checker find the line that they name
     folder = cache.store() / ".raw" / hashlib.sha256(source.encode()).hexdigest()[:16]
     path = folder / name
@@ -58,7 +64,16 @@ def compile(source: str, *, name: str = "kernel.cuh", flags: Sequence[str] = ())
 
 def load(path: str | os.PathLike[str], *, flags: Sequence[str] = ()) -> RawSource:
     """Kernels from a file, which may include its neighbours and ``core/``. An edit is noticed at the next launch."""
-    return RawSource(sources.locate(path).resolve(), flags)
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise ArgumentError("source", repr(path)[:120], "the path of a file (pykern.compile takes its text)")
+    return RawSource(sources.locate(path).resolve(), _flags(flags))
+
+
+def _flags(flags: Any) -> tuple[str, ...]:
+    given = tuple(flags) if isinstance(flags, (tuple, list)) else None
+    if given is None or not all(isinstance(flag, str) and flag.strip() and "\0" not in flag for flag in given):
+        raise ArgumentError("flags", repr(flags)[:120], "a list of compiler flags, such as ['-DN=4']")
+    return given
 
 
 class RawSource:
@@ -74,7 +89,11 @@ class RawSource:
         """The ``__global__`` functions of this file by name; read again when the file changed."""
         if self._parsed is None or not sources.unchanged(self._parsed[0]):
             stat = sources.stat_of(self.path)
-            self._parsed = ({str(self.path): stat}, signature.declarations(self.path.read_text()))
+            try:
+                text = self.path.read_text(encoding="utf-8")
+            except (OSError, UnicodeError) as error:
+                raise ArgumentError("source", repr(str(self.path)), f"a file of CUDA C++ text ({error})") from error
+            self._parsed = ({str(self.path): stat}, signature.declarations(text))
         return self._parsed[1]
 
     def kernel(self, instance: str) -> RawKernel:
@@ -89,6 +108,8 @@ class RawKernel:
     """A kernel instance. ``k[grid, block](*args)`` or ``k.launch(grid, block, *args, smem=..., cluster=...)``."""
 
     def __init__(self, source: RawSource, instance: str) -> None:
+        if not isinstance(instance, str):
+            raise ArgumentError("kernel", repr(instance)[:120], "its name and template arguments, like 'k<float, 4>'")
         self.source, self.instance = source, " ".join(instance.split())
         self._known: tuple[signature.Declaration, tuple[Parameter, ...]] | None = None
         self.parameters  # noqa: B018  (an unknown kernel is refused here)
@@ -118,7 +139,7 @@ class RawKernel:
 
     def build(self, device: Any = "cpu", check: bool = False) -> None:
         """Compile for a device ahead of the first launch."""
-        kind, index = _device(device)
+        kind, index = _asked(device)
         if kind == "cpu":
             self._host(check)
         else:
@@ -163,6 +184,11 @@ class RawKernel:
                 raise ArgumentError("cluster", shape[2], f"a divisor of the grid {shape[0]} on axis {'xyz'[axis]}")
         if isinstance(smem, bool) or not isinstance(smem, int) or not 0 <= smem <= 1 << 20:
             raise ArgumentError("smem", repr(smem), "bytes of dynamic shared memory, 0 or more")
+        for name, flag in (("check", check), ("cooperative", cooperative)):
+            if not isinstance(flag, bool):
+                raise ArgumentError(name, repr(flag), "True or False")
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise ArgumentError("seed", repr(seed), "an int in 0..2**63-1")
         where = _where(parameters, args, device)
         values = [_value(parameter, value) for parameter, value in zip(parameters, args)]
         if where[0] == "cpu":
@@ -196,14 +222,29 @@ def _device(device: Any) -> tuple[str, int]:
     kind = getattr(device, "type", None) or str(device).partition(":")[0]
     number = None if isinstance(device, str) else getattr(device, "index", None)
     if number is None and ":" in str(device):
-        number = int(str(device).partition(":")[2])
-    if kind not in ("cpu", "cuda"):
-        raise ArgumentError("device", str(device), "cpu, cuda")
+        digits = str(device).partition(":")[2]
+        number = int(digits) if digits.isascii() and digits.isdigit() else -1
+    if kind not in ("cpu", "cuda") or (number is not None and not 0 <= number < (1 if kind == "cpu" else 256)):
+        raise ArgumentError("device", repr(str(device)), "cpu, cuda, cuda:N")
     if kind == "cuda" and number is None:
         import torch
 
-        number = torch.cuda.current_device()
+        number = torch.cuda.current_device() if torch.cuda.is_available() else 0
     return kind, number or 0
+
+
+def _asked(device: Any) -> tuple[str, int]:
+    """A device that the caller named, which must be there."""
+    kind, number = _device(device)
+    if kind == "cpu":
+        return kind, number
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if number >= count:
+        there = f"cuda:0..cuda:{count - 1}" if count > 1 else "cuda" if count else "cpu (torch sees no CUDA GPU here)"
+        raise ArgumentError("device", repr(str(device)), there)
+    return kind, number
 
 
 def _dims(name: str, value: Any, most: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -238,8 +279,8 @@ def _where(parameters: Sequence[Parameter], args: Sequence[Any], device: Any) ->
             there = f"{first[1][0]}:{first[1][1]}" if first[1][0] == "cuda" else "cpu"
             raise ArgumentError(parameter.name, f"a tensor on {value.device}", f"a tensor on {there}, like {first[0]}")
     if first is None:
-        return _device("cpu" if device is None else device)
-    if device is not None and _device(device) != first[1]:
+        return _asked("cpu" if device is None else device)
+    if device is not None and _asked(device) != first[1]:
         raise ArgumentError("device", str(device), f"the tensors' device ({first[0]} is on {first[1][0]})")
     return first[1]
 
@@ -256,6 +297,8 @@ def _value(parameter: Parameter, value: Any) -> Any:
         raise ArgumentError(parameter.name, repr(value), f"a tensor or None for `{parameter}`")
     if str(value.layout) != "torch.strided":
         raise ArgumentError(parameter.name, f"layout {value.layout}", "a strided tensor")
+    if value.numel() and not value.data_ptr():
+        raise ArgumentError(parameter.name, "a tensor without memory (its storage is empty)", "one with its data")
     if value.is_conj() or value.is_neg():
         raise ArgumentError(parameter.name, "a lazily conjugated or negated view", "a tensor with plain memory")
     if value.requires_grad:

@@ -65,9 +65,12 @@ def locate(source: str | os.PathLike[str]) -> Path:
     """
     path = Path(source)
     for place in (path,) if path.is_absolute() else (root() / path, Path.cwd() / path):
-        if place.is_file():
-            return place
-    raise ArgumentError("source", repr(str(source)), f"a file below {root()} or an existing path")
+        try:
+            if place.is_file():
+                return place
+        except (OSError, ValueError):  # a name that is too long, or holds a NUL
+            break
+    raise ArgumentError("source", repr(str(source))[:300], f"a file below {root()} or an existing path")
 
 
 def stat_of(path: str | os.PathLike[str]) -> Stat | None:

@@ -7,6 +7,7 @@ import math
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -368,3 +369,70 @@ def test_a_loop_without_an_end_is_ended_under_the_checker(body: str) -> None:
     kernel = pykern.compile(text).kernel("runaway")
     with pytest.raises(CheckError, match="endless.*spin_until_ge"):
         kernel.launch(1, 32, torch.ones(64), torch.ones(64), 64, check=True)
+
+
+# ---- what newcomers try: refused by name, before anything is compiled
+
+PLAIN = "template <class T> __global__ void scale(const T* x, T* y, int n, float a) {}"
+
+
+@pytest.mark.parametrize(
+    "path", [3, None, "", b"x.cuh", ["x.cuh"], "/tmp", "/dev/null", "x\0y", "x" * 5000, "none.cuh"], ids=repr
+)
+def test_load_takes_the_path_of_a_file(path: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^source: got .*, allowed: "):
+        pykern.load(path)
+
+
+def test_load_takes_text(tmp_path: Path) -> None:
+    path = tmp_path / "binary.cuh"
+    path.write_bytes(b"__global__ \xd0\x00\xff")
+    with pytest.raises(ArgumentError, match=r"^source: got .*binary.cuh', allowed: a file of CUDA C\+\+ text"):
+        pykern.load(path)
+
+
+@pytest.mark.parametrize("text", ["", None, 3, b"", "hello", "__global__", "// __global__ void k() {}", "\ud800"])
+def test_compile_takes_text_with_a_kernel(text: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^source: got .*, allowed: "):
+        pykern.compile(text)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".", "..", 3, None, "\0", "n" * 300, "x.cuh\n"], ids=repr)
+def test_compile_takes_a_plain_name(name: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^name: got .*, allowed: a plain file name"):
+        pykern.compile(PLAIN, name=name)
+
+
+@pytest.mark.parametrize("flags", ["-O3", None, 3, [3], [None], [""], ["a\0b"]], ids=repr)
+def test_flags_are_a_list(flags: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^flags: got .*, allowed: a list"):
+        pykern.compile(PLAIN, flags=flags)
+
+
+@pytest.mark.parametrize("instance", [None, 3, "", "scale<", "scale<float>; int x", "scale", "scale<>", "a"], ids=repr)
+def test_kernels_are_named_by_text(instance: Any) -> None:
+    with pytest.raises(ArgumentError, match="allowed: "):
+        pykern.compile(PLAIN).kernel(instance)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"check": 2}, {"check": "yes"}, {"cooperative": "x"}, {"seed": -1}, {"seed": "a"}, {"seed": 1.5},
+        {"seed": True}, {"seed": 2**64}, {"device": "nope"}, {"device": 3}, {"device": "cpu:9"}, {"device": "cuda:x"},
+        {"device": "cuda:200"}, {"smem": "1"}, {"smem": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_of_a_launch_are_named(options: dict[str, Any]) -> None:
+    scale, x = pykern.compile(PLAIN).kernel("scale<float>"), torch.zeros(64)
+    (name,) = options
+    with pytest.raises(ArgumentError, match=rf"^{name}: got .*, allowed: "):
+        scale.launch(1, 64, x, x, 64, 2.0, **options)
+
+
+def test_a_tensor_whose_storage_was_freed() -> None:
+    scale, x, y = pykern.compile(PLAIN).kernel("scale<float>"), torch.zeros(64), torch.zeros(64)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match="^x: got a tensor without memory"):
+        scale.launch(1, 64, x, y, 64, 2.0)
