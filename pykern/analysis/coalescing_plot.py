@@ -37,7 +37,8 @@ def sector_grid(pattern: Pattern, note: str = "") -> CellGrid:
         if answer.efficiency is None
         else f"{100 * answer.efficiency:.3g}% of {answer.bytes_moved} B used"
     )
-    counted = f"{answer.sectors} sectors for {answer.bytes_used} B asked (ideal {answer.ideal_sectors})"
+    plural = "s" * (answer.sectors != 1)
+    counted = f"{answer.sectors} sector{plural} for {answer.bytes_used} B asked (ideal {answer.ideal_sectors})"
     title = f"{note + ': ' if note else ''}{counted}, {share}"
     if not lines:
         kinds, texts, labels = [("idle",) * (LINE // cell)], [("",) * (LINE // cell)], ["nothing moved"]
@@ -72,8 +73,9 @@ def bank_grid(pattern: Pattern, note: str = "") -> CellGrid:
             labels.append(f"phase {number}" if turn == 0 else f"+{turn}")
     answer = shared_cost(pattern)
     title = (
-        f"{note + ': ' if note else ''}{answer.wavefronts} wavefronts (ideal {answer.ideal_wavefronts}), "
-        f"{answer.bank_conflicts} bank conflicts, {answer.worst_phase_ways}-way at worst"
+        f"{note + ': ' if note else ''}{answer.wavefronts} wavefront{'s' * (answer.wavefronts != 1)} (ideal "
+        f"{answer.ideal_wavefronts}), {answer.bank_conflicts} bank conflict{'s' * (answer.bank_conflicts != 1)}"
+        + (f", {answer.worst_phase_ways}-way at worst" if answer.bank_conflicts else "")
     )
     if not kinds:
         kinds, texts, labels = [("idle",) * BANKS], [("",) * BANKS], ["nothing served"]

@@ -29,6 +29,11 @@ class Curve:
     current: float
     binds: tuple[str, ...]
 
+    @property
+    def unit(self) -> str:
+        """Of ``x``: threads, registers or KiB."""
+        return self.x_title.split()[0]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -93,10 +98,10 @@ def draw_matplotlib(title: str, series: Sequence[Series]) -> Any:
             if len(series) == 1:
                 axis.fill_between(curve.x, curve.occupancy, step=_where(curve), color=colour, alpha=0.12)
                 right = curve.current_x > (curve.x[0] + curve.x[-1]) / 2
-                axis.annotate(
-                    f"{_plain(curve.current_x)}: {percent(curve.current)}", (curve.current_x, curve.current),
-                    xytext=(-9 if right else 9, 14), textcoords="offset points", ha="right" if right else "left",
-                    fontsize=9, bbox={"boxstyle": "round", "fc": "white", "ec": "none", "alpha": 0.85}, zorder=6,
+                axis.annotate(  # above 100%, where no curve is
+                    f"{_plain(curve.current_x)} {curve.unit}: {percent(curve.current)}", (curve.current_x, 1.07),
+                    xytext=(-6 if right else 6, 0), textcoords="offset points", ha="right" if right else "left",
+                    va="center", fontsize=9, zorder=6,
                 )  # fmt: skip
             axis.set_xlabel(curve.x_title)
             axis.set_xlim(0, max(curve.x[-1] * 1.02, axis.get_xlim()[1] if number else 0))
@@ -107,7 +112,8 @@ def draw_matplotlib(title: str, series: Sequence[Series]) -> Any:
     axes[0].set_xticks(range(0, 1025, 128))
     axes[1].set_xticks(range(0, 257, 32))
     if len(series) > 1:
-        axes[2].legend(fontsize=8, loc="upper right")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=min(6, len(series)))
     figure.suptitle(title, fontsize=11)
     return figure
 

@@ -17,7 +17,8 @@ def roof_line(roof: Roof, low: float, high: float, dashed: bool = False) -> Line
     x.append(high)
     reach = [min(v * roof.gbps / 1e3, roof.tflops if roof.tflops is not None else math.inf) for v in x]
     peak = "no peak known" if roof.tflops is None else f"{roof.tflops:.4g} TFLOP/s {roof.dtype}"
-    return Line(f"{roof.name}: {roof.gbps:.4g} GB/s, {peak}", tuple(x), tuple(reach), dashed=dashed)
+    ridge = "" if roof.ridge is None else f", ridge at {roof.ridge:.4g} FLOPs a byte"
+    return Line(f"{roof.name}: {roof.gbps:.4g} GB/s, {peak}{ridge}", tuple(x), tuple(reach), dashed=dashed)
 
 
 def merged_labels(x: tuple[float, ...], y: tuple[float, ...], names: list[str]) -> tuple[str, ...]:

@@ -175,7 +175,9 @@ def test_bad_files_are_named_and_refused(bad_files: list[str]) -> None:
 
 
 #: A line that some program might take, in every way wrong.
-_VALUES: tuple[object, ...] = (None, True, -1, 0, 1.5, 1e308, 10**400, float("nan"), float("inf"), "", "x", "[/red]", "\ud800", [], {}, [1])
+_VALUES: tuple[object, ...] = (
+    None, True, -1, 0, 1.5, 1e308, 10**400, float("nan"), float("inf"), "", "x", "[/red]", "\ud800", [], {}, [1],
+)  # fmt: skip
 _GOOD = {
     "occupancy": {"cc": "9.0", "threads": 128, "regs": 32, "static_smem": 0, "dyn_smem": 0, "barriers": 1,
                   "carveout_pct": -1},
