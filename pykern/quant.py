@@ -40,23 +40,46 @@ class QuantTensor:
 
     def __post_init__(self) -> None:
         _register_pytree()
-        # torch rebuilds pytrees with leaves of all kinds (None, specs): what is not a tensor is not checked.
-        if all(hasattr(t, "data_ptr") for t in self.planes.values()):
-            self.check()
+        self.check()
 
     def check(self) -> None:
-        """ArgumentError unless planes, layout, group and shape fit."""
+        """ArgumentError unless planes, layout, group, shape and perm fit; a perm must be a permutation (looking at its
+        values waits for its device)."""
         import torch
 
         from pykern.op import tensor_info
         from pykern.ops._quant import LAYOUTS, check_planes
 
+        if not isinstance(self.planes, dict):
+            raise ArgumentError("planes", type(self.planes).__name__, "a dict of tensors by name")
+        if isinstance(self.group, bool) or not isinstance(self.group, int):
+            raise ArgumentError("group", repr(self.group), "an int: neighbours that share a scale, 0 for a row")
+        if not isinstance(self.layout, str):
+            raise ArgumentError("layout", repr(self.layout), ", ".join(map(repr, LAYOUTS)))
+        for name, t in self.planes.items():
+            _plain(f"planes[{name!r}]", t, torch)
         packed = check_planes([tensor_info(t, torch) for t in self.planes.values()], self.layout, self.group)
         names = LAYOUTS[self.layout].planes[: len(self.planes)]
         if tuple(self.planes) != names:
             raise ArgumentError("planes", ", ".join(self.planes), f"{', '.join(names)}, in this order ({self.layout})")
-        if (packed.n, packed.k) != tuple(self.shape):
+        if (packed.n, packed.k) != _sizes(self.shape):
             raise ArgumentError("shape", tuple(self.shape), f"({packed.n}, {packed.k}), what the planes hold")
+        places = {str(t.device) for t in self.planes.values()}
+        if len(places) > 1:
+            raise ArgumentError("planes", f"tensors on {', '.join(sorted(places))}", "one device for all")
+        if self.perm is not None:
+            self._check_perm(self.perm, packed.k, torch)
+            if type(self.perm) is torch.Tensor and self.perm.device.type in ("cpu", "cuda") and not _traced(torch):
+                _check_permutation(self.perm, packed.k, torch)
+
+    def _check_perm(self, perm: torch.Tensor, k: int, torch: Any) -> None:
+        _plain("perm", perm, torch)
+        if perm.dtype != torch.int64:
+            raise ArgumentError("perm.dtype", str(perm.dtype).removeprefix("torch."), "int64")
+        if tuple(perm.shape) != (k,):
+            raise ArgumentError("perm.shape", tuple(perm.shape), f"({k},), a column for each weight of a row")
+        if perm.device != self.device:
+            raise ArgumentError("perm.device", perm.device, f"{self.device}, as the planes")
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -74,6 +97,13 @@ class QuantTensor:
 
     def to(self, device: torch.device | str) -> QuantTensor:
         """The same matrix on ``device``."""
+        import torch
+
+        try:
+            torch.empty(0, device=torch.device(device))
+        except (RuntimeError, TypeError, AssertionError) as error:
+            text = str(error).splitlines()[0]
+            raise ArgumentError("device", repr(device), f"a device that torch has here ({text[:120]})") from error
         planes = {name: t.to(device) for name, t in self.planes.items()}
         perm = None if self.perm is None else self.perm.to(device)
         return QuantTensor(planes, self.layout, self.shape, self.group, perm)
@@ -96,7 +126,7 @@ class QuantTensor:
         """GGUF's bytes as they are: ``blocks`` uint8 ``[n, row bytes]``, ``shape`` = (n, k), k a multiple of 32."""
         size = _choice("layout", layout, BLOCK_BYTES)
         _tensor("blocks", blocks, "uint8", 2)
-        n, k = shape
+        n, k = _sizes(shape)
         if k % 32:
             raise ArgumentError(
                 "shape", tuple(shape), f"k = {k}: a multiple of 32, as no block of {layout} may straddle a row"
@@ -127,7 +157,7 @@ class QuantTensor:
         _tensor("qweight", qweight, "int32", 2)
         _tensor("qzeros", qzeros, "int32", 2)
         _scales("scales", scales)
-        if version not in (1, 2):
+        if type(version) is not int or version not in (1, 2):
             raise ArgumentError("version", repr(version), "1 (stored zero = zero - 1), 2 (stored zero = zero)")
         k, n = qweight.shape[0] * 8, qweight.shape[1]
         if n % 8:
@@ -195,9 +225,17 @@ def linear(
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """act(x @ w.T + bias) + residual: pykern.quant_linear. With ``w.perm`` the columns of x are gathered first."""
+    import torch
+
     import pykern
 
+    _quantised(w)
     if w.perm is not None:
+        _plain("x", x, torch)
+        if x.dim() < 1 or x.shape[-1] != w.shape[1]:
+            raise ArgumentError("x.shape", tuple(x.shape), f"(..., {w.shape[1]}), the inputs of w {tuple(w.shape)}")
+        if x.device != w.device:
+            raise ArgumentError("x.device", x.device, f"{w.device}, as w")
         x = x.index_select(-1, w.perm)
     return pykern.quant_linear(x, w.tensors, w.layout, w.group, bias=bias, activation=activation, residual=residual)
 
@@ -208,6 +246,7 @@ def embedding(ids: torch.Tensor, table: QuantTensor, *, dtype: str | torch.dtype
 
     import pykern
 
+    _quantised(table)
     y = pykern.quant_embedding(ids, table.tensors, table.layout, table.group, _dtype_name(dtype))
     return y if table.perm is None else torch.empty_like(y).index_copy_(-1, table.perm, y)
 
@@ -220,6 +259,7 @@ def prepack(w: QuantTensor) -> QuantTensor:
     """
     from pykern.ops._quant import pack_words
 
+    _quantised(w)
     layout = {"int4": "packed4.v1", "int4_min": "packed4_min.v1"}.get(w.layout)
     if layout is None:
         raise ArgumentError("w.layout", repr(w.layout), "'int4', 'int4_min'")
@@ -236,12 +276,57 @@ def prepack_cost(w: QuantTensor, bytes_per_second: float = 4e12, saved: float = 
     quant_linear call (which reads the planes once) that the packed layout saves; measure it on your card
     (``pykern bench quant_linear`` has both layouts), the default is a guess for one token.
     """
+    _quantised(w)
+    for name, value, most in (("bytes_per_second", bytes_per_second, math.inf), ("saved", saved, 1.0)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
+            raise ArgumentError(name, repr(value), "above 0" + (f", up to {most:g}" if most < math.inf else ""))
     n, k = w.shape
     seconds = 18.0 * n * k / bytes_per_second
-    return seconds, math.ceil(seconds / (saved * w.nbytes / bytes_per_second))
+    return seconds, math.ceil(seconds / (saved * w.nbytes / bytes_per_second)) if w.nbytes else 0
 
 
 # ---- parts of the constructors
+
+
+def _traced(torch: Any) -> bool:
+    """Whether values cannot be looked at now: while torch traces, or a CUDA graph is captured."""
+    if torch.compiler.is_compiling():
+        return True
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def _check_permutation(perm: Any, k: int, torch: Any) -> None:
+    if not k:
+        return
+    low, high = int(perm.min()), int(perm.max())
+    if low < 0 or high >= k:
+        raise ArgumentError("perm", f"{low}..{high}", f"columns in 0..{k - 1}")
+    counts = torch.bincount(perm, minlength=k)
+    if bool((counts != 1).any()):
+        twice = int((counts > 1).nonzero()[0])
+        raise ArgumentError("perm", f"column {twice} {int(counts[twice])} times", f"each of 0..{k - 1} once")
+
+
+def _quantised(w: Any) -> QuantTensor:
+    if not isinstance(w, QuantTensor):
+        raise ArgumentError("w", type(w).__name__, "a pykern.QuantTensor")
+    return w
+
+
+def _plain(name: str, t: Any, torch: Any) -> None:
+    if not isinstance(t, torch.Tensor):
+        raise ArgumentError(name, f"{type(t).__name__} {t!r}"[:80], "a tensor")
+    if t.is_nested or t.layout != torch.strided or t.is_quantized:
+        kind = "nested" if t.is_nested else "quantised by torch" if t.is_quantized else str(t.layout)
+        raise ArgumentError(name, f"a {kind} tensor", "a plain tensor (torch.strided)")
+
+
+def _sizes(shape: Any) -> tuple[int, int]:
+    """``(n, k)`` of a given shape."""
+    good = isinstance(shape, (tuple, list)) and len(shape) == 2
+    if not good or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in shape):
+        raise ArgumentError("shape", repr(shape)[:80], "(n, k), two ints")
+    return shape[0], shape[1]
 
 
 def _int4(codes: Any, scales: Any, zeros: Any, group: int, perm: Any) -> QuantTensor:
@@ -260,11 +345,13 @@ def _nibbles(words: Any, order: Any) -> Any:
     import torch
 
     parts = [(words >> 4 * i & 15).to(torch.uint8) for i in order]
-    return torch.stack(parts, -1).reshape(words.shape[0], -1)
+    return torch.stack(parts, -1).reshape(words.shape[0], 8 * words.shape[1])
 
 
 def _group_size(k: int, group_size: int | None, groups: int) -> int:
     """The group size, given or from the number of scale rows; the rows must be ceil(k / group_size)."""
+    if group_size is not None and type(group_size) is not int:
+        raise ArgumentError("group_size", repr(group_size), "an int: -1 (one group) or at least 1; or None")
     if group_size is None:
         if groups == 0 or k % groups:
             raise ArgumentError(
@@ -285,6 +372,9 @@ def _group_order(g_idx: Any, k: int, group: int, groups: int) -> Any:
     """Inputs sorted by group, or None when they are already; groups must be whole for the result to have one size."""
     import torch
 
+    _plain("g_idx", g_idx, torch)
+    if g_idx.dtype not in (torch.int32, torch.int64):
+        raise ArgumentError("g_idx.dtype", str(g_idx.dtype).removeprefix("torch."), "int32, int64")
     if tuple(g_idx.shape) != (k,):
         raise ArgumentError("g_idx.shape", tuple(g_idx.shape), f"({k},), the inputs")
     index = g_idx.long()
@@ -302,24 +392,23 @@ def _group_order(g_idx: Any, k: int, group: int, groups: int) -> Any:
 
 
 def _choice(name: str, value: str, allowed: dict[str, int]) -> int:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ArgumentError(name, repr(value), ", ".join(map(repr, allowed)))
     return allowed[value]
 
 
 def _tensor(name: str, t: Any, dtype: str, rank: int) -> None:
-    if not hasattr(t, "dtype") or str(t.dtype) != f"torch.{dtype}":
-        raise ArgumentError(f"{name}.dtype", getattr(t, "dtype", type(t).__name__), dtype)
+    import torch
+
+    _plain(name, t, torch)
+    if str(t.dtype) not in [f"torch.{d}" for d in dtype.split(", ")]:
+        raise ArgumentError(f"{name}.dtype", str(t.dtype).removeprefix("torch."), dtype)
     if t.dim() != rank:
         raise ArgumentError(f"{name}.dim()", t.dim(), str(rank))
 
 
 def _scales(name: str, t: Any) -> None:
-    if not hasattr(t, "dtype") or str(t.dtype) not in ("torch.float32", "torch.float16", "torch.bfloat16"):
-        got = getattr(t, "dtype", type(t).__name__)
-        raise ArgumentError(f"{name}.dtype", got, "float32, float16, bfloat16")
-    if t.dim() != 2:
-        raise ArgumentError(f"{name}.dim()", t.dim(), "2")
+    _tensor(name, t, "float32, float16, bfloat16", 2)
 
 
 def _shape(name: str, t: Any, want: tuple[int, ...]) -> None:
@@ -347,7 +436,12 @@ def _register_pytree() -> None:
     def unflatten(leaves: Any, context: tuple[Any, ...]) -> QuantTensor:
         names, layout, shape, group = context
         *planes, perm = leaves
-        return QuantTensor(dict(zip(names, planes, strict=True)), layout, shape, group, perm)
+        # As it is, unchecked: torch rebuilds pytrees with leaves of all kinds (None, specs), and at every call.
+        made = object.__new__(QuantTensor)
+        fields = {"layout": layout, "shape": shape, "group": group, "perm": perm}
+        for name, value in {"planes": dict(zip(names, planes, strict=True)), **fields}.items():
+            object.__setattr__(made, name, value)
+        return made
 
     flat: Callable[..., Any] = flatten
     pytree.register_pytree_node(QuantTensor, flat, unflatten, serialized_type_name="pykern.QuantTensor")

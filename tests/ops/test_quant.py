@@ -290,3 +290,112 @@ def test_planes_that_do_not_fit_are_named() -> None:
         pykern.quant_linear(x, [codes, scales], "int4", 20, bias=torch.zeros(3))
     with pytest.raises(ArgumentError, match="residual.shape"):
         pykern.quant_linear(x, [codes, scales], "int4", 20, residual=torch.zeros(1, 5))
+
+
+# ---- what a QuantTensor may be made of
+
+CODES, SCALES = torch.randint(0, 255, (4, 32), dtype=torch.uint8), torch.rand(4, 2)
+PLANES = {"codes": CODES, "scales": SCALES}
+
+
+@pytest.mark.parametrize(
+    ("perm", "says"),
+    [
+        (torch.arange(63), r"perm.shape: got \(63,\), allowed: \(64,\)"),
+        (torch.arange(64).view(8, 8), r"perm.shape: got \(8, 8\)"),
+        (torch.arange(64).int(), "perm.dtype: got int32, allowed: int64"),
+        (torch.arange(64).float(), "perm.dtype: got float32"),
+        (torch.zeros(64, dtype=torch.int64), "perm: got column 0 64 times, allowed: each of 0..63 once"),
+        (torch.arange(64).clamp(max=62), "perm: got column 62 2 times"),
+        (torch.arange(64) + 1, r"perm: got 1..64, allowed: columns in 0..63"),
+        (torch.arange(64) - 1, r"perm: got -1..62"),
+        (torch.arange(64, device="meta"), "perm.device: got meta, allowed: cpu"),
+        (list(range(64)), "perm: got list"),
+        (np.arange(64), "perm: got ndarray"),
+        ("x", "perm: got str"),
+    ],
+)
+def test_a_perm_is_a_permutation(perm: Any, says: str) -> None:
+    with pytest.raises(ArgumentError, match="^" + says):
+        QuantTensor(PLANES, "int4", (4, 64), 32, perm)
+
+
+def test_a_permuted_matrix_is_checked_against_x() -> None:
+    qt = QuantTensor(PLANES, "int4", (4, 64), 32, torch.randperm(64))
+    x = torch.randn(3, 64)
+    assert torch.allclose(linear(x, qt), x @ qt.dequantize().T, atol=1e-4)
+    for wrong, says in (
+        (x[:, :60], r"x.shape: got \(3, 60\)"), (torch.tensor(1.0), "x.shape"), (None, "x: got NoneType"),
+        (x.numpy(), "x: got ndarray"), (x.to("meta"), "x.device: got meta, allowed: cpu"), (3, "x: got int"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=says):
+            linear(wrong, qt)
+
+
+@pytest.mark.parametrize("wrong", [None, "x", CODES, PLANES], ids=lambda w: type(w).__name__)
+def test_functions_of_quant_tensors_want_one(wrong: Any) -> None:
+    calls = (lambda: linear(torch.zeros(1, 64), wrong), lambda: embedding(torch.tensor([0]), wrong),
+             lambda: prepack(wrong), lambda: prepack_cost(wrong))  # fmt: skip
+    for call in calls:
+        with pytest.raises(ArgumentError, match=r"^w: got .*, allowed: a pykern.QuantTensor"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"planes": None}, "planes: got NoneType"), ({"planes": [CODES, SCALES]}, "planes: got list"),
+        ({"planes": {"codes": None, "scales": SCALES}}, r"planes\['codes'\]: got NoneType"),
+        ({"planes": {"codes": CODES.numpy(), "scales": SCALES}}, r"planes\['codes'\]: got ndarray"),
+        ({"planes": {"codes": CODES, "scales": SCALES.to_sparse()}}, "a torch.sparse_coo tensor"),
+        ({"planes": {"codes": CODES, "scales": SCALES.to("meta")}}, "planes: got tensors on cpu, meta"),
+        ({"layout": None}, "layout: got None"), ({"layout": ["int4"]}, "layout: got"), ({"layout": "int5"}, "layout"),
+        ({"group": None}, "group: got None"), ({"group": "32"}, "group: got '32'"),
+        ({"group": True}, "group: got True"),
+        ({"group": 32.0}, "group: got 32.0"), ({"shape": None}, "shape: got None"), ({"shape": (4,)}, "shape: got"),
+        ({"shape": (4.0, 64)}, "shape: got"), ({"shape": (4, 63)}, r"shape: got \(4, 63\)"),
+    ],
+)  # fmt: skip
+def test_fields_are_named(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        QuantTensor(**{"planes": PLANES, "layout": "int4", "shape": (4, 64), "group": 32, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"version": True}, "version: got True"), ({"version": 2.0}, "version: got 2.0"),
+        ({"version": "2"}, "version: got '2'"), ({"group_size": "32"}, "group_size: got '32'"),
+        ({"group_size": 32.0}, "group_size: got 32.0"), ({"group_size": True}, "group_size: got True"),
+        ({"g_idx": [0] * 8}, "g_idx: got list"), ({"g_idx": torch.zeros(8)}, "g_idx.dtype: got float32"),
+        ({"scales": torch.ones(1, 8).to_sparse()}, "scales: got a torch.sparse_coo tensor"),
+        ({"qweight": np.zeros((1, 8), np.int32)}, "qweight: got ndarray"), ({"qzeros": None}, "qzeros: got NoneType"),
+    ],
+)  # fmt: skip
+def test_checkpoints_are_named(change: dict[str, Any], says: str) -> None:
+    good = {"qweight": torch.tensor(GPTQ_ROWS, dtype=torch.int32), "qzeros": torch.zeros(1, 1, dtype=torch.int32),
+            "scales": torch.ones(1, 8), "version": 2}  # fmt: skip
+    QuantTensor.from_gptq(**good)
+    with pytest.raises(ArgumentError, match="^" + says):
+        QuantTensor.from_gptq(**{**good, **change})
+
+
+def test_nothing_costs_nothing_and_bad_costs_are_named() -> None:
+    assert prepack_cost(QuantTensor.quantize(torch.zeros(0, 128), "int4", 32)) == (0.0, 0)
+    qt = QuantTensor(PLANES, "int4", (4, 64), 32)
+    for name, value in (("saved", 0), ("saved", 2), ("bytes_per_second", 0), ("bytes_per_second", float("nan"))):
+        with pytest.raises(ArgumentError, match=f"^{name}: got"):
+            prepack_cost(qt, **{name: value})
+    for device in ("nowhere", 3.5, "cuda:x"):
+        with pytest.raises(ArgumentError, match="^device: got"):
+            qt.to(device)  # type: ignore[arg-type]
+
+
+def test_a_tree_of_planes_is_rebuilt_with_any_leaves() -> None:
+    from torch.utils import _pytree as pytree
+
+    qt = QuantTensor(PLANES, "int4", (4, 64), 32, torch.randperm(64))
+    shapes = pytree.tree_map(lambda t: tuple(t.shape), qt)
+    assert shapes.planes == {"codes": (4, 32), "scales": (4, 2)} and shapes.perm == (64,)
+    back = pytree.tree_map(lambda t: t.clone(), qt)
+    assert torch.equal(back.dequantize(), qt.dequantize())
