@@ -25,11 +25,17 @@ def argument_rows(op: object) -> list[str]:
     for a in op.inputs:  # type: ignore[attr-defined]
         if isinstance(a, Scalar):
             default = "required" if a.required else f"default `{a.default!r}`"
-            rows.append(f"| `{a.name}` | {a.type} | | {default} |")
+            low, high = (str(int(v)) if v is not None and v == int(v) else v for v in (a.low, a.high))
+            bounds = f"{low}..{high}" if low and high else f">= {low}" if low else f"<= {high}" if high else ""
+            allowed = ", ".join(f"`{c!r}`" for c in a.choices) or bounds
+            rows.append(f"| `{a.name}` | {a.type}{': ' if allowed else ''}{allowed} | | {default} |")
+        elif a.many:  # what they are is checked by the op, not by the schema
+            packed = any(b.name == "layout" for b in op.inputs)  # type: ignore[attr-defined]
+            by = "by `layout`: see [packed weights](quant.md#layouts)" if packed else "by the op's check"
+            rows.append(f"| `{a.name}` | list of tensors | {by} | {a.role} |")
         else:
             dtypes = a.dtypes if isinstance(a.dtypes, str) else ", ".join(a.dtypes)
-            shape = f"list of `[{a.dims}]`" if a.many else f"`[{a.dims}]`"
-            rows.append(f"| `{a.name}` | {shape} | {dtypes} | {a.role}{', optional' if a.optional else ''} |")
+            rows.append(f"| `{a.name}` | `[{a.dims}]` | {dtypes} | {a.role}{', optional' if a.optional else ''} |")
     for o in op.outputs:  # type: ignore[attr-defined]
         shape = f"`[{o.dims}]`" if isinstance(o.dims, str) else "by the problem"
         rows.append(f"| `{o.name}` | {shape} | {o.dtype if isinstance(o.dtype, str) else 'by the problem'} | output |")

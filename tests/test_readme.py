@@ -47,3 +47,25 @@ def test_every_make_target_and_command_it_names_exists() -> None:
     there = {m.name.replace("_", "-") for m in pkgutil.iter_modules(commands.__path__)}
     named = set(re.findall(r"pykern ([a-z]+)\b(?= [A-Zm…])", README))
     assert named and named <= there, named - there
+
+
+def test_the_page_of_ops_says_what_an_argument_may_be() -> None:
+    """Written by scripts/write_docs.py: planes are of many dtypes, choices and bounds are named."""
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+    try:
+        from write_docs import argument_rows
+    finally:
+        sys.path.pop(0)
+    from pykern import op
+
+    def row(name: str, argument: str) -> str:
+        (found,) = [r for r in argument_rows(op.get(name)) if r.startswith(f"| `{argument}` |")]
+        return found
+
+    for name in ("dequantize", "quant_linear", "quant_embedding"):
+        planes = row(name, "planes")
+        assert "by `layout`: see [packed weights](quant.md#layouts)" in planes and "float" not in planes, planes
+    assert "| str: `'none'`, `'tanh'` |" in row("gelu_and_mul", "approximate")
+    assert "| int: 0..2147483647 |" in row("sample", "top_k") and "| float: >= 0 |" in row("rms_norm", "eps")
