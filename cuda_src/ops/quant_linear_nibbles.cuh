@@ -93,10 +93,10 @@ struct NibbleGroup {
     for (int i = 0; i < 4; ++i)
       out[i] = mul2<T>(fma2<T>(out[i], nibble_factor<T, kPacked>(i), add[i % 2]), scale);
   }
-  // The same where the scale may be large, and zeros if not `in`.
-  PK_DEVICE void decode_odd(uint32_t word, uint32_t raw_scale, bool in, uint32_t (&out)[4]) const {
+  // The same where the scale may be large.
+  PK_DEVICE void decode_large(uint32_t word, uint32_t raw_scale, uint32_t (&out)[4]) const {
     const bool longer = large();
-    const uint32_t by = !in ? 0u : longer ? prmt(raw_scale, raw_scale, 0x1010u) : scale;
+    const uint32_t by = longer ? prmt(raw_scale, raw_scale, 0x1010u) : scale;
     spread_nibbles<T, kPacked>(word, out);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -107,8 +107,10 @@ struct NibbleGroup {
 };
 
 // One warp's slices of a block's rows. kScales: 1 where a row's slice has one scale, else 4, one for each 32 weights.
-template <class T, class L, int kRowTiles, int kTokenTiles, int kStages, int kScales>
+// kZeros: whether there is a plane of zeros, or, with 4 scales, may be; without, each is 8.
+template <class T, class L, int kRowTiles, int kTokenTiles, int kStages, int kScales, bool kZeros>
 struct NibbleWarp {
+  static_assert((kStages & (kStages - 1)) == 0, "a ring of 2, 4, 8 stages");
   static constexpr bool kPacked = L::kPacked;
   static constexpr int kStageBytes = kRowTiles * 16 * 64;
   static constexpr int kScalesAhead = kScales == 1 ? 2 : 1;  // slices
@@ -123,7 +125,7 @@ struct NibbleWarp {
 
   const uint8_t* codes[2 * kRowTiles];  // the chunks that this lane copies next: rows lane / 4 and every 8th after
   const uint16_t* scales;
-  const uint8_t* zeros;  // or null: 8
+  const uint8_t* zeros;  // or null
   const T* x[kTokenTiles];  // this lane's k of the slice to load next, in a token of each tile; those past m repeat the last
   uint8_t* ring;  // [kStages][kStageBytes], rows of 4 swizzled chunks of 16 bytes
   int k, shift;  // shift: log2(group)
@@ -190,26 +192,18 @@ struct NibbleWarp {
         for (int h = 0; h < 2; ++h) {
           const uint32_t at = group_row[i][h] + group;
           raw.scale[i][h][u] = ld(scales + at);
-          raw.zero[i][h][u] = has_zeros ? ld(zeros + at) : 8u;
+          raw.zero[i][h][u] = 8;
+          if (kZeros && (kScales == 1 || has_zeros)) raw.zero[i][h][u] = ld(zeros + at);
         }
     }
   }
-  // Zeros past the end of k.
+  // The tokens of a whole slice; of another, nothing: multiply_odd loads them.
   PK_DEVICE void load_tokens(int k0, Tokens& to) {
     if (k0 + kNibbleSlice <= k) {
 #pragma unroll
       for (int u = 0; u < 4; ++u)
 #pragma unroll
         for (int j = 0; j < kTokenTiles; ++j) load_chunk(x[j] + 32 * u, to[u][j]);
-    } else {
-#pragma unroll
-      for (int u = 0; u < 4; ++u)
-#pragma unroll
-        for (int j = 0; j < kTokenTiles; ++j) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) to[u][j][i] = 0;
-          if (k0 + 32 * u < k) load_chunk(x[j] + 32 * u, to[u][j]);
-        }
     }
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j) x[j] += kNibbleRound;
@@ -220,34 +214,50 @@ struct NibbleWarp {
     for (int i = 0; i < 4; ++i) to[i] = v[i];
   }
 
-  template <bool kOdd>
-  PK_DEVICE void multiply(int k0, const Words& words, const Tokens& tokens, const Groups& groups, Sums& acc) const {
+  PK_DEVICE static void multiply_step(const uint32_t (&w)[kRowTiles][2][4], const uint32_t (&x)[kTokenTiles][4],
+                                      Sums& acc) {
+#pragma unroll
+    for (int j = 0; j < kTokenTiles; ++j)
+#pragma unroll
+      for (int half8 = 0; half8 < 2; ++half8)
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          const uint32_t a[4] = {w[i][0][2 * half8], w[i][1][2 * half8], w[i][0][2 * half8 + 1],
+                                 w[i][1][2 * half8 + 1]};
+          mma_m16n8k16<T>(acc[i][j], a, x[j] + 2 * half8);
+        }
+  }
+  PK_DEVICE void multiply(const Words& words, const Tokens& tokens, const Groups& groups, Sums& acc) const {
 #pragma unroll
     for (int u = 0; u < 4; ++u) {
       uint32_t w[kRowTiles][2][4];
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
+        for (int h = 0; h < 2; ++h) groups[i][h][kScales == 1 ? 0 : u].decode(words[i][h][u], w[i][h]);
+      multiply_step(w, tokens[u], acc);
+    }
+  }
+  // The same for a slice with large scales or the end of k in it, reading all again: rare, so small rather than fast.
+  PK_DEVICE void multiply_odd(int k0, int stage, Sums& acc) const {
+    const int t = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
+#pragma unroll 1
+    for (int u = 0; u < 4 && k0 + 32 * u < k; ++u) {
+      uint32_t w[kRowTiles][2][4], x_now[kTokenTiles][4];
+#pragma unroll
+      for (int j = 0; j < kTokenTiles; ++j) load_chunk(x[j] - 2 * kNibbleRound + 32 * u, x_now[j]);
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const auto& group = groups[i][h][kScales == 1 ? 0 : u];
-          if constexpr (kOdd) {
-            const bool in = k0 + 32 * u < k;
-            const uint32_t raw = ld(scales + (group_row[i][h] + (min(k0 + 32 * u, k - 1) >> shift)));
-            group.decode_odd(words[i][h][u], raw, in, w[i][h]);
-          } else {
-            group.decode(words[i][h][u], w[i][h]);
-          }
+          const int chunk = swizzle_chunk<4>(g, kPacked ? t : u) * 16 + (kPacked ? u : t) * 4;
+          const uint8_t* word = ring + stage + (2 * i + h) * 512 + chunk;
+          const uint32_t at = group_row[i][h] + ((k0 + 32 * u) >> shift), raw = ld(scales + at);
+          NibbleGroup<T, kPacked> group;
+          group.set(raw, zeros ? ld(zeros + at) : 8u);
+          group.decode_large(ld(reinterpret_cast<const uint32_t*>(word)), raw, w[i][h]);
         }
-#pragma unroll
-      for (int j = 0; j < kTokenTiles; ++j)
-#pragma unroll
-        for (int half8 = 0; half8 < 2; ++half8)
-#pragma unroll
-          for (int i = 0; i < kRowTiles; ++i) {
-            const uint32_t a[4] = {w[i][0][2 * half8], w[i][1][2 * half8], w[i][0][2 * half8 + 1],
-                                   w[i][1][2 * half8 + 1]};
-            mma_m16n8k16<T>(acc[i][j], a, tokens[u][j] + 2 * half8);
-          }
+      multiply_step(w, x_now, acc);
     }
   }
 
@@ -262,8 +272,8 @@ struct NibbleWarp {
     grid_wait();
     grid_launch_dependents();  // they may read their weights while this kernel sums
     load_tokens(first, tokens[0]);
-    constexpr int kLast = (kStages - 1) * kStageBytes;
-    int stage = 0;
+    constexpr int kRing = kStages * kStageBytes;
+    uint32_t stage = 0;
 #pragma unroll 1
     for (int base = first; base < k; base += 2 * kNibbleRound) {
 #pragma unroll
@@ -274,8 +284,7 @@ struct NibbleWarp {
         __syncwarp();  // this slice is there, and every lane has read the one before, whose place is filled next
         Words words;
         read_words(stage, words);
-        fetch(k0 + (kStages - 1) * kNibbleRound, stage == 0 ? kLast : stage - kStageBytes);
-        stage = stage == kLast ? 0 : stage + kStageBytes;
+        fetch(k0 + (kStages - 1) * kNibbleRound, (stage + kRing - kStageBytes) % kRing);
         load_tokens(k0 + kNibbleRound, tokens[p ^ 1]);
         Groups groups;
         bool odd = k0 + kNibbleSlice > k;
@@ -290,9 +299,10 @@ struct NibbleWarp {
             }
         load_scales(k0 + kScalesAhead * kNibbleRound, raw[p % kScalesAhead]);
         if (__any_sync(0xffffffffu, odd))
-          multiply<true>(k0, words, tokens[p], groups, acc);
+          multiply_odd(k0, stage, acc);
         else
-          multiply<false>(k0, words, tokens[p], groups, acc);
+          multiply(words, tokens[p], groups, acc);
+        stage = (stage + kStageBytes) % kRing;
       }
     }
   }
@@ -302,7 +312,7 @@ struct NibbleWarp {
 // 128 k in turn, and their sums are added in warp order. Within 32 k, lane group t holds weights 8 t .. 8 t + 7 of its
 // rows (as linear_skinny_mma). Several row tiles share what they read of x, which for 16 tokens is the larger traffic.
 template <class T, class L, int kRowTiles, int kTokenTiles, int kStages>
-__global__ void __launch_bounds__(kNibbleWarps * 32, kRowTiles == 1 ? 2 : 1)
+__global__ void __launch_bounds__(kNibbleWarps * 32, kRowTiles * kTokenTiles == 1 ? 2 : 1)
     quant_linear_nibbles(const T* __restrict__ x, const uint8_t* __restrict__ codes, const void* __restrict__ scales,
                          const void* __restrict__ offsets, const T* __restrict__ bias, const T* residual, T* y, int m,
                          int n, int k, int group, int groups, int tags, int64_t x_stride, int64_t residual_stride,
@@ -313,10 +323,12 @@ __global__ void __launch_bounds__(kNibbleWarps * 32, kRowTiles == 1 ? 2 : 1)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int n0 = static_cast<int>(blockIdx.x) * Smem::kRows;
   float acc[kRowTiles][kTokenTiles][4] = {};
-  if (group % kNibbleSlice == 0)
-    NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 1>(q, x, x_stride, s.ring[warp][0], m, n0, n).sum(acc);
+  if (group % kNibbleSlice != 0)
+    NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 4, true>(q, x, x_stride, s.ring[warp][0], m, n0, n).sum(acc);
+  else if (q.has_offsets())
+    NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 1, true>(q, x, x_stride, s.ring[warp][0], m, n0, n).sum(acc);
   else
-    NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 4>(q, x, x_stride, s.ring[warp][0], m, n0, n).sum(acc);
+    NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 1, false>(q, x, x_stride, s.ring[warp][0], m, n0, n).sum(acc);
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll

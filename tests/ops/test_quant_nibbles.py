@@ -103,7 +103,7 @@ def test_every_candidate_gives_the_same_bits(rows: int) -> None:
 def test_a_knob_has_candidates() -> None:
     registry.use_tuning('{"90a": {"quant_linear": {"stages_8": 5}}}')
     try:
-        with pytest.raises(ArgumentError, match=r"stages_8.*5.*6, 4, 8"):
+        with pytest.raises(ArgumentError, match=r"stages_8.*5.*8, 4"):
             quant_linear.knob(TARGETS["90a"], "stages_8")
     finally:
         registry.use_tuning(None)
