@@ -267,3 +267,30 @@ def test_every_row_that_nvidias_sheet_answers() -> None:
             assert min([*limits, size // takes if takes else chip.max_blocks]) == int(row["blocks"])
             differ.append(row["cc"])
     assert len(rows) == 1233 and differ == ["8.6"] * 34
+
+
+# --- Nsight Compute ---------------------------------------------------------------------------------------------------
+
+
+def test_every_launch_that_nsight_compute_reported() -> None:
+    """``occupancy_ncu.csv``: what Nsight Compute wrote into 42 public reports from chips of 7.5, 8.0, 8.6 and 9.0 (80
+    launches, the distinct ones), and the worked example of its calculator's manual (the last row of 7.5). It shows no
+    barrier limit above the limit of blocks."""
+    with open(DATA / "occupancy_ncu.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        chip = arch(row["cc"])
+        size = int(row["smem_config"])
+        carveout = -1 if size >= chip.smem_per_sm else 100 * size // chip.smem_per_sm
+        names = ("threads", "regs", "static_smem", "dyn_smem", "barriers")
+        given = {name: int(row[name]) for name in names if row[name]}
+        ours = occupancy(chip, Config(**given, carveout_pct=carveout))
+        assert round(100 * ours.occupancy, 4) == float(row["theoretical_pct"]), row
+        limits = dict(ours.limits)
+        if limits["barriers"] is not None:
+            limits["barriers"] = min(limits["barriers"], chip.max_blocks)
+        pairs = (("regs", "registers"), ("smem", "shared_memory"), *((n, n) for n in ("warps", "blocks", "barriers")))
+        for theirs, name in pairs:
+            if row[f"limit_{theirs}"] and limits[name] is not None:  # None: the block takes none of it
+                assert limits[name] == int(row[f"limit_{theirs}"]), (name, row)
+    assert len(rows) == 25 and {row["cc"] for row in rows} == {"7.5", "8.0", "8.6", "9.0"}
