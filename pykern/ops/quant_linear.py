@@ -46,7 +46,7 @@ def plan(p: Problem, target: Target) -> Plan:
         why = (f"{p.m} tokens: codes are the traffic, decoded tile by tile in shared memory", *slow)
         return Plan((launch,), numerics="float32", variant="quant_f32", why=why)
     wide = aligned(x, p.m, x_stride) and q.k % 8 == 0
-    if wide and nibbles_allowed(p, q):
+    if p.m and wide and nibbles_allowed(p, q):
         return plan_nibbles(p, q, args, target)
     kernel = template("pk::quant_linear_mma", x.dtype, f"pk::{q.layout.struct}")
     launch = Launch(kernel, ceil_div(q.n, 16), 256, (*args, I32(int(wide))))
@@ -64,16 +64,22 @@ def nibbles_allowed(p: Problem, q: Packed) -> bool:
 
 
 def plan_nibbles(p: Problem, q: Packed, args: tuple[Any, ...], target: Target) -> Plan:
-    tokens = ceil_div(max(p.m, 1), 8)
+    tokens = ceil_div(p.m, 8)
     rows, stages = (knob(target, f"{name}_{8 * tokens}") for name in ("row_tiles", "stages"))
-    smem = 8 * (stages * rows * 1024 + 8 * tokens * (16 * rows + 4) * 4)
-    if smem > target.smem_optin:
+    # Two of the smallest blocks share an SM, if their rings leave room for two.
+    sharing = 2 if rows * tokens == 1 else 1
+    if sharing * nibbles_smem(rows, tokens, stages) > target.smem_optin:
         stages = 4
-        smem = 8 * (stages * rows * 1024 + 8 * tokens * (16 * rows + 4) * 4)
+    smem = nibbles_smem(rows, tokens, stages)
     kernel = template("pk::quant_linear_nibbles", p["x"].dtype, f"pk::{q.layout.struct}", rows, tokens, stages)
     launch = Launch(kernel, ceil_div(q.n, 16 * rows), 256, args, smem=smem, source=NIBBLES_SOURCE)
     why = (f"{p.m} tokens: codes are the traffic, {stages - 1} slices of a warp in flight, decoded in x's own type",)
     return Plan((launch,), numerics=f"{p['x'].dtype} m<={MMA_SKINNY_TOKENS}", variant="quant_nibbles", why=why)
+
+
+def nibbles_smem(rows: int, tokens: int, stages: int) -> int:
+    """sizeof(QuantNibblesSmem)."""
+    return 8 * (stages * rows * 1024 + 8 * tokens * (16 * rows + 4) * 4)
 
 
 def knob(target: Target, name: str) -> int:
