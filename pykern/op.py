@@ -21,6 +21,7 @@ from pykern import plan as plans
 from pykern.errors import ArgumentError, CaptureError
 from pykern.plan import Plan, Target, check_plan, host_target
 from pykern.schema import (
+    DTYPE_CODES,
     DTYPE_NAMES,
     Out,
     Problem,
@@ -44,6 +45,9 @@ class Draw(Protocol):
     def one_of(self, values: Sequence[Any]) -> Any: ...
 
 
+SPEC_LAYOUTS = ("contiguous", "rows", "offset", "expanded", "transposed")
+
+
 @dataclass(frozen=True)
 class Spec:
     """A tensor to make up: dtype, shape, and how it lies in memory.
@@ -57,6 +61,12 @@ class Spec:
     shape: tuple[int, ...]
     layout: str = "contiguous"
     fill: str = "normal"
+
+    def __post_init__(self) -> None:
+        if self.layout not in SPEC_LAYOUTS:  # a misspelt one would be a contiguous tensor, and test nothing
+            raise ArgumentError("layout", repr(self.layout), ", ".join(SPEC_LAYOUTS))
+        if self.dtype not in DTYPE_CODES:
+            raise ArgumentError("dtype", repr(self.dtype), ", ".join(DTYPE_CODES))
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,7 @@ class Op:
     benches: tuple[Case, ...] = ()
     peers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # name -> same call in another library
     mutants: tuple[tuple[str, str], ...] = ()  # (text in the source, wrong text): planted errors the laws must catch
+    no_mutants: str = ""  # why there are none, where there are none
 
     @property
     def mutated(self) -> tuple[str, ...]:

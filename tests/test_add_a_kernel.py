@@ -162,6 +162,17 @@ WRONG = {
     "forgets that rows may be padded": ("I64(stride)", "I64(p.n)", "agrees_with_reference"),
     "plans a kernel that cases does not reach": ("for dtype in FLOATS:", "for dtype in FLOATS[:2]:", "plans_are_few"),
     "allows any error": ("Tolerance(1.3e-7,", "Tolerance(float('inf'),", "discriminates"),
+    "allows a large error": ("Tolerance(1.3e-7,", "Tolerance(0.5,", "can_fail"),
+    "allows a large absolute error": ("1e-44,", "1.0,", "can_fail"),
+    "allows an error less than none": ("1e-44,", "-1e-44,", "can_fail"),
+    "says not why it allows an error": ('"one rounding to 24 bits"', '""', "can_fail"),
+    "plants no error": ("    mutants=(", "    peers={} and (", "can_fail"),
+    "plants what is no error": ('("bits = warp_max(bits);", "")', '("bits", "bits")', "can_fail"),
+    "plants errors and says that there are none": ("    mutants=(", '    no_mutants="why", mutants=(', "can_fail"),
+    "plants what does not compile": ('warp_max(bits);", ""', 'warp_max(bits);", "no such thing"', "mutants_are_caught"),
+    "has no cases": ("for dtype in FLOATS:", "for dtype in ():", "can_fail"),
+    "refuses everything": ("1 <= p.n < 1 << 30", "p.n < 0", "can_fail"),
+    "compares with a constant": ("return x / s[..., None], s", "return 0 * x, 0 * s", "can_fail"),
 }
 
 
@@ -175,15 +186,75 @@ def test_a_wrong_op_breaks_its_law(what: str, folder: Path, tmp_path: Path) -> N
     old, new, law = WRONG[what]
     text = FILES["unit_rows.py"]
     assert text.count(old) == 1
-    name = f"unit_rows_wrong_{law}"
+    name = f"unit_rows_wrong_{list(WRONG).index(what)}"
     (tmp_path / "unit_rows.cuh").write_text(FILES["unit_rows.cuh"])
     (tmp_path / "wrong.py").write_text(
         text.replace(old, new).replace('name="unit_rows"', f'name="{name}"')
         .replace('with_suffix(".cuh")', 'with_name("unit_rows.cuh")')
     )  # fmt: skip
     wrong = op.get(str(tmp_path / "wrong.py"))
-    with pytest.raises((AssertionError, CheckError)):
+    with pytest.raises((AssertionError, CheckError)) as caught:
         check_law(wrong, law, Where("host", "90a"), 200)
+    assert name in str(caught.value)
+
+
+def test_an_op_may_say_why_it_plants_no_error(folder: Path, tmp_path: Path) -> None:
+    from pykern import op
+    from pykern.testing.laws import Where, check_law
+
+    (tmp_path / "unit_rows.cuh").write_text(FILES["unit_rows.cuh"])
+    text = FILES["unit_rows.py"].replace('with_suffix(".cuh")', 'with_name("unit_rows.cuh")')
+    text = text.replace('name="unit_rows"', 'name="unit_rows_unplanted"')
+    text = text.replace("    mutants=(", '    no_mutants="shown elsewhere", peers={} and (')
+    (tmp_path / "unplanted.py").write_text(text)
+    check_law(op.get(str(tmp_path / "unplanted.py")), "can_fail", Where("host", "90a"))
+
+
+def test_a_kernel_that_does_not_compile_says_so_once(folder: Path, tmp_path: Path) -> None:
+    """At the first law, before any example is shrunk."""
+    import time
+
+    from pykern import op
+    from pykern.errors import BuildError
+    from pykern.testing import check_laws
+    from pykern.testing.laws import LAWS, Where, check_law
+
+    broken = FILES["unit_rows.cuh"].replace("  __syncthreads();", "  no_such_function();")
+    (tmp_path / "unit_rows.cuh").write_text(broken)
+    text = FILES["unit_rows.py"].replace('with_suffix(".cuh")', 'with_name("unit_rows.cuh")')
+    (tmp_path / "uncompiled.py").write_text(text.replace('name="unit_rows"', 'name="unit_rows_uncompiled"'))
+    wrong = op.get(str(tmp_path / "uncompiled.py"))
+    started = time.monotonic()
+    with pytest.raises(BuildError, match=r"unit_rows.cuh:\d+: .*no_such_function") as caught:
+        check_laws(wrong)
+    assert time.monotonic() - started < 60 and not getattr(caught.value, "__notes__", [])
+    for law in ("agrees_with_reference", "checker_is_silent"):
+        assert law in LAWS
+        with pytest.raises(BuildError, match="no_such_function") as caught:
+            check_law(wrong, law, Where("host", "90a"))
+        assert not getattr(caught.value, "__notes__", []), "a falsifying example was sought"
+
+
+def test_what_check_laws_is_given(module: ModuleType) -> None:
+    from pykern.errors import ArgumentError
+    from pykern.op import Spec
+    from pykern.testing import check_laws
+    from pykern.testing.data import make_args
+    from pykern.testing.laws import Where, check_law
+
+    here = Where("host", "90a")
+    for call, says in (
+        (lambda: check_laws(None), "op: got NoneType"), (lambda: check_laws("unit_rows"), "op: got str"),
+        (lambda: check_law(module.op, "nothing", here), "law: got 'nothing', allowed: can_fail"),
+        (lambda: check_law(module.op, "can_fail", "host"), "where: got 'host'"),
+        (lambda: check_law(module.op, "agrees_with_reference", here, 0), "examples: got 0"),
+        (lambda: Where("host", "7"), "arch: got '7'"), (lambda: Where("gpu", ""), "backend: got 'gpu'"),
+        (lambda: Spec("float32", (3,), "row"), "layout: got 'row', allowed: contiguous, rows"),
+        (lambda: Spec("float3", (3,)), "dtype: got 'float3'"),
+        (lambda: make_args(module.op, {"x": Spec("float32", (3, 4), fill="spikey")}, 0), "x: fill: got 'spikey'"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=f"^{says}"):
+            call()
 
 
 @pytest.mark.parametrize(

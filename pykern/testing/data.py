@@ -7,9 +7,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from pykern.errors import ArgumentError
 from pykern.op import Case, Op, Spec, row_pad
 from pykern.schema import Scalar
 
+FILLS = ("normal", "spiky", "uniform", "zeros")
 LAYOUTS = ("contiguous", "contiguous", "rows", "offset", "expanded")
 
 
@@ -132,6 +134,11 @@ def make_args(op: Op, case: Case, seed: int, device: str = "cpu") -> dict[str, A
         made = {}
         for spec in op.inputs:
             v = case.get(spec.name)
+            for each in v if isinstance(v, list) else [v]:
+                if isinstance(each, Spec) and each.fill not in FILLS:
+                    raise ArgumentError(
+                        f"{spec.name}: fill", repr(each.fill), f"{', '.join(FILLS)} (no make: {op.name})"
+                    )
             if isinstance(v, list):
                 made[spec.name] = [make_tensor(s, rng) for s in v]
             elif isinstance(v, Spec):

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from pykern.errors import ArgumentError, KernelError
+from pykern.errors import ArgumentError, BuildError, KernelError
 from pykern.numerics import mismatch, same_bits
 from pykern.op import ASYNC_ORDERS, Case, Op, Spec, host, register
 from pykern.plan import TARGETS, Target, host_target
@@ -30,6 +30,12 @@ class Where:
 
     backend: str
     arch: str
+
+    def __post_init__(self) -> None:
+        if self.backend not in ("host", "cuda"):
+            raise ArgumentError("backend", repr(self.backend), "'host', 'cuda'")
+        if self.backend == "host":
+            host_target(self.arch)
 
     @property
     def device(self) -> str:
@@ -300,6 +306,65 @@ DRAWN: dict[str, Callable[[Op, Where, Case, int], None]] = {
 
 # ---- laws that draw nothing
 
+# The largest relative tolerance of an output, some hundreds of roundings; and the largest absolute one, as a part of
+# the largest value that the reference gives for any output (of data without spikes). A sum that cancels needs more of
+# the latter than of the former.
+MOST_RTOL = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 6e-2, "float8_e4m3fn": 0.25,
+             "float8_e5m2": 0.5}  # fmt: skip
+MOST_ATOL = 0.02
+
+
+def can_fail(op: Op, where: Where) -> None:
+    """The other laws can be broken: the op plants errors or says why not, its tolerances are those of its dtypes, its
+    cases are accepted, and its reference gives values that tell right from wrong."""
+    if op.mutants:
+        assert not op.no_mutants, f"{op.name}: no_mutants is {op.no_mutants!r}, but there are {len(op.mutants)} mutants"
+        for old, new in op.mutants:
+            assert old and old != new, f"{op.name}: the mutant {old!r} -> {new!r} changes nothing"
+    else:
+        assert op.no_mutants.strip(), (
+            f"{op.name}: got mutants=(), allowed: planted errors (text in {op.source}, wrong text), which show that "
+            "the reference law sees something; or no_mutants='the reason'"
+        )
+    cases = [*(_small_cases(op) or list(op.cases())[:1]), *drawn_cases(op, 8)]
+    assert next(iter(op.cases()), None) is not None, f"{op.name}: cases() yields none, so no kernel is ever checked"
+    told: dict[int, bool] = {}
+    largest: dict[tuple[str, int], float] = {}  # by dtype and output, of values without spikes
+    ran = False
+    for case in cases:
+        args = make_args(op, case, 0, where.device)
+        want = expected(op, args)
+        try:
+            op.problem_of_args(args)
+            if not ran:
+                run(op, clone(args))
+                ran = True
+        except ArgumentError:
+            continue
+        plain = not any(isinstance(v, Spec) and v.fill == "spiky" for v in case.values())
+        for i, ref in enumerate(want):
+            values = ref.double()[ref.double().isfinite()] if ref.numel() else ref.double()
+            told[i] = told.get(i, False) or values.unique().numel() > 1
+            if plain and values.numel() and ref.dtype.is_floating_point:
+                dtype = _output_dtype(op, args, op.outputs[i].name if i < len(op.outputs) else "")
+                if dtype in MOST_RTOL:
+                    largest[dtype, i] = max(largest.get((dtype, i), 0.0), float(values.abs().max()))
+    assert ran, f"{op.name} on {where}: every case is refused, so nothing is checked"
+    assert not told or any(told.values()), f"{op.name}: the reference gives one value everywhere: nothing can be wrong"
+    for dtype in {d for d, _ in largest}:
+        sane_tolerance(op, dtype, min((v for (d, _), v in largest.items() if d == dtype and v > 0), default=1.0))
+
+
+def sane_tolerance(op: Op, dtype: str, largest: float) -> None:
+    """``op.tolerance(dtype)`` is one that a wrong result can break; ``largest``: value of the reference, of the output
+    with the smallest."""
+    tol = op.tolerance(dtype)
+    at = f"{op.name}: tolerance({dtype!r})"
+    for name, value, most in (("rtol", tol.rtol, MOST_RTOL[dtype]), ("atol", tol.atol, MOST_ATOL * largest)):
+        of = "" if name == "rtol" else f", {MOST_ATOL:g} of the reference's largest value"
+        assert 0 <= value <= most, f"{at}.{name}: got {value!r}, allowed: 0..{most:.3g} ({dtype}{of})"
+    assert not (tol.rtol or tol.atol) or tol.reason.strip(), f"{at}.reason: got '', allowed: why it is above 0"
+
 
 _mutants: dict[str, Op] = {}  # not in the registry: no other test should meet them
 
@@ -336,6 +401,8 @@ def _differs(op: Op, wrong: Op, case: Case, seed_: int) -> bool:
         return False
     except KernelError:
         return True
+    except BuildError as error:
+        raise AssertionError(f"{op.name}: the planted error of {wrong.source} does not compile: {error}") from error
 
 
 def _grouped_cases(op: Op, target: Target) -> Iterator[Case]:
@@ -461,12 +528,13 @@ def passes_opcheck(op: Op, where: Where) -> None:
 _OPCHECKS = ("test_schema", "test_faketensor", "test_autograd_registration")
 
 FIXED: dict[str, Callable[[Op, Where], None]] = {
+    "can_fail": can_fail,
     "mutants_are_caught": mutants_are_caught,
     "bad_arguments_are_named": bad_arguments_are_named,
     "refuses_gradients": refuses_gradients,
     "passes_opcheck": passes_opcheck,
 }
-LAWS = (*DRAWN, *FIXED)
+LAWS = ("can_fail", *DRAWN, *(law for law in FIXED if law != "can_fail"))
 
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
@@ -490,6 +558,14 @@ def compile_first(op: Op, where: Where) -> None:
 
 def check_law(op: Op, law: str, where: Where, examples: int | None = None) -> None:
     """Check one law of ``op`` on one backend; AssertionError says what was broken and for which arguments."""
+    if not isinstance(op, Op):
+        raise ArgumentError("op", f"{type(op).__name__} {op!r}"[:80], "a pykern.op.Op")
+    if law not in LAWS:
+        raise ArgumentError("law", repr(law), ", ".join(LAWS))
+    if not isinstance(where, Where):
+        raise ArgumentError("where", repr(where), "a Where, such as Where('host', '90a')")
+    if examples is not None and (isinstance(examples, bool) or not isinstance(examples, int) or examples < 1):
+        raise ArgumentError("examples", repr(examples), "an int, 1 or more; None: as Hypothesis is set")
     if law in FIXED:
         if where.backend == "host":
             with host(arch=where.arch):
@@ -516,6 +592,8 @@ def check_law(op: Op, law: str, where: Where, examples: int | None = None) -> No
 
 def check_laws(op: Op, where: Where | None = None, examples: int | None = None) -> None:
     """Check every law of ``op`` (an :class:`pykern.op.Op`, registered or not), everywhere this machine can run."""
+    if not isinstance(op, Op):
+        raise ArgumentError("op", f"{type(op).__name__} {op!r}"[:80], "a pykern.op.Op")
     register(op)
     for place in [where] if where else places():
         for law in LAWS:
