@@ -119,6 +119,17 @@ class TensorMap:
     swizzle: Literal[0, 32, 64, 128] = 128
 
 
+def divider(d: int) -> tuple[I32, I32]:
+    """``pk::Divider`` of ``d`` (1 to 2^31 - 1), core/divide.cuh: its magic number and its shift."""
+    if not 1 <= d < 1 << 31:
+        raise ValueError(f"divider of {d}: 1 to 2**31 - 1")
+    if d == 1:
+        return I32(0), I32(0)
+    shift = (d - 1).bit_length() - 1
+    magic = -(-(1 << (32 + shift)) // d)
+    return I32(magic - (1 << 32)), I32(shift)  # magic has its highest bit set: the same bits as an int32
+
+
 Arg = In | OutPtr | Ws | I32 | I64 | F32 | Run | TensorMap
 
 

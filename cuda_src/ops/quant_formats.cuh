@@ -87,12 +87,36 @@ struct Affine {
 //   Raw, load(q, row, at): 8 weights at `at`, a multiple of 8; only where q.fast()
 //   decode(q, raw, at): those weights
 //   one(q, row, at): any one weight, whatever the alignment
+// and those of 4-bit codes in words of 8
+//   place(i): where word i of the weights is
+//   pairs<T>(word, scale, zero, out): the weights as four pairs of neighbours of T, of a scale of T and a byte of zero
+
+// (nibble i, nibble i + 4) of a word, less zero, times scale: rounded once, as differences of 4 and 8 bits are exact.
+template <class T>
+PK_DEVICE void affine_u4_pairs(uint32_t word, uint32_t scale, uint32_t zero, uint32_t (&out)[4]) {
+  const float minus = -static_cast<float>(zero);
+  const uint32_t minus_two = pack2<T>(minus, minus), scale_two = prmt(scale, scale, 0x1010u);
+  unpack_u4_pairs<T, 0>(word, out);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out[i] = mul2<T>(add2<T>(out[i], minus_two), scale_two);
+}
 
 // int4 and int4_min: element 2 j of a row in the low nibble of byte j, element 2 j + 1 in the high one.
 struct QuantInt4 {
   using Raw = QuantRaw<1>;
   static constexpr bool kNibbles = true;
   static constexpr bool kPacked = false;
+  PK_DEVICE static uint32_t place(uint32_t i) { return i; }
+  template <class T>
+  PK_DEVICE static void pairs(uint32_t word, uint32_t scale, uint32_t zero, uint32_t (&out)[4]) {
+    uint32_t p[4];  // (0, 4), (1, 5), (2, 6), (3, 7)
+    affine_u4_pairs<T>(word, scale, zero, p);
+    // Nibble order is element order here: neighbours are the low halves of two pairs, or the high ones.
+    out[0] = prmt(p[0], p[1], 0x5410u);
+    out[1] = prmt(p[2], p[3], 0x5410u);
+    out[2] = prmt(p[0], p[1], 0x7632u);
+    out[3] = prmt(p[2], p[3], 0x7632u);
+  }
   PK_DEVICE static Raw load(const QuantPlanes& q, int64_t row, int at) {
     Raw r;
     r.words[0] = ld_nc(reinterpret_cast<const uint32_t*>(q.codes + row * (q.k / 2) + at / 2));
@@ -121,10 +145,14 @@ struct QuantPacked4 {
   using Raw = QuantRaw<1>;
   static constexpr bool kNibbles = true;
   static constexpr bool kPacked = true;
-  PK_DEVICE static int word(int at) { return at / 128 * 16 + at % 32 / 8 * 4 + at % 128 / 32; }
+  PK_DEVICE static uint32_t place(uint32_t i) { return (i & ~15u) | (i & 3) << 2 | (i >> 2 & 3); }
+  template <class T>
+  PK_DEVICE static void pairs(uint32_t word, uint32_t scale, uint32_t zero, uint32_t (&out)[4]) {
+    affine_u4_pairs<T>(word, scale, zero, out);
+  }
   PK_DEVICE static Raw load(const QuantPlanes& q, int64_t row, int at) {
     Raw r;
-    r.words[0] = ld_nc(reinterpret_cast<const uint32_t*>(q.codes + row * (q.k / 2)) + word(at));
+    r.words[0] = ld_nc(reinterpret_cast<const uint32_t*>(q.codes + row * (q.k / 2)) + place(at / 8));
     load_group(q, row, at, r.scale, r.offset);
     return r;
   }
@@ -138,7 +166,7 @@ struct QuantPacked4 {
   }
   PK_DEVICE static float one(const QuantPlanes& q, int64_t row, int at) {
     const int nibble = interleaved_nibble(at % 8);
-    const int code = ld(q.codes + row * (q.k / 2) + word(at) * 4 + nibble / 2) >> nibble % 2 * 4 & 15;
+    const int code = ld(q.codes + row * (q.k / 2) + place(at / 8) * 4 + nibble / 2) >> nibble % 2 * 4 & 15;
     uint32_t scale, offset;
     load_group(q, row, at, scale, offset);
     return Affine(q, scale, offset)(static_cast<float>(code));

@@ -13,7 +13,7 @@ from typing import Any
 from pykern.errors import ArgumentError
 from pykern.op import Draw, Spec
 from pykern.plan import I32, I64, Arg, In, ceil_div
-from pykern.schema import FLOATS, Problem, TensorInfo
+from pykern.schema import FLOATS, ITEMSIZE, Problem, TensorInfo
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,16 @@ def check_planes(planes: Sequence[TensorInfo], name: str, group: int) -> Packed:
     if size & (size - 1) == 0:
         tags |= size.bit_length() << 6
     return Packed(layout, n, k, size, groups, tags | (FAST if fast else 0), len(planes))
+
+
+def in_own_type(p: Problem, q: Packed, dtype: str) -> bool:
+    """Whether the weights of ``q`` have the bits that 16-bit ``dtype``'s own arithmetic gives: 4-bit codes whose scales
+    are of that type and whose zeros, if any, are bytes. Codes less zeros are exact, and their product with a scale is
+    rounded once either way."""
+    planes = p["planes"]
+    if q.layout.bits != 4 or q.layout.block or q.layout.minima or ITEMSIZE[dtype] != 2:
+        return False
+    return planes[1].dtype == dtype and (len(planes) < 3 or planes[2].dtype == "uint8")
 
 
 # ---- the definition

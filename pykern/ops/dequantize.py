@@ -7,44 +7,54 @@ from typing import Any
 
 from pykern.op import Case, Draw, Op, Tolerance
 from pykern.ops._quant import (
+    FAST,
     LAYOUTS,
-    TYPES,
     Packed,
     dequantize_reference,
     draw_planes,
+    in_own_type,
     make_planes,
     packed,
     plane_specs,
 )
 from pykern.ops._rows import out_aligned, whole
-from pykern.plan import I32, I64, Arg, In, Launch, OutPtr, Plan, Target, Ws, ceil_div, template
-from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor
+from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, Ws, ceil_div, divider, template
+from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor, TensorInfo
 
 SOURCE = "ops/dequantize.cuh"
 THREADS, PIECES = 256, 4
 ID_TYPES = {"int32": 1, "int64": 2}
 
 
-def launch(q: Packed, y: OutPtr | Ws, dtype: str, wide: bool, ids: tuple[int, str] | None = None) -> Launch:
-    """The kernel that writes ``q`` as ``dtype`` to ``y``; ``ids`` = (how many, dtype): those rows of it."""
-    rows = q.n if ids is None else ids[0]
-    pieces = rows * ceil_div(q.k, 8)
-    id_args: tuple[Arg, int] = (I64(0), 0) if ids is None else (In("ids"), ID_TYPES[ids[1]])
+def mode(p: Problem, q: Packed, dtype: str, wide: bool, ids: TensorInfo | None = None) -> tuple[int, str]:
+    """How a thread goes about 8 weights, a DequantizeMode of the kernel, and that in words."""
+    if not (wide and q.tags & FAST):
+        return 0, "k, the group or an address is not a multiple of what 8 weights need: one by one"
+    if ids is None and in_own_type(p, q, dtype) and q.k % q.group == 0:
+        return 2, "in pairs of the result's own type"
+    return 1, "8 at a time, in float32"
+
+
+def launch(p: Problem, y: OutPtr | Ws, dtype: str, wide: bool, ids: TensorInfo | None = None) -> Launch:
+    """The kernel that writes the packed matrix of ``p`` as ``dtype`` to ``y``, or rows ``ids`` of it. ``wide``: rows
+    of y are whole, aligned chunks of 16 bytes."""
+    q = packed(p)
+    per_row, how = ceil_div(q.k, 8), mode(p, q, dtype, wide, ids)[0]
+    pieces = (q.n if ids is None else ids.numel) * per_row
     args = (
-        *q.pointers, id_args[0], y, I32(pieces), I32(q.n), I32(q.k), *q.sizes, I32(TYPES[dtype]), I32(id_args[1]),
-        I32(int(wide)),
+        *q.pointers, I64(0) if ids is None else In("ids"), y, I32(pieces),
+        *divider(max(1, q.group // 8 if how == 2 else per_row)), I32(q.n), I32(q.k), *q.sizes,
+        I32(0 if ids is None else ID_TYPES[ids.dtype]), I32(how),
     )  # fmt: skip
-    kernel = template("pk::dequantize", f"pk::{q.layout.struct}")
+    kernel = template("pk::dequantize", f"pk::{q.layout.struct}", dtype)
     return Launch(kernel, ceil_div(pieces, THREADS * PIECES), THREADS, args, source=SOURCE)
 
 
 def plan(p: Problem, target: Target) -> Plan:
     q = packed(p)
     wide = whole(q.k, ITEMSIZE[p.dtype]) and out_aligned(p, "y")
-    why = ["a thread decodes 4 pieces of 8 weights, all loaded first"]
-    if not (wide and q.tags & 32):
-        why.append("k, the group or an address is not a multiple of what 8 weights need: one by one")
-    return Plan((launch(q, OutPtr("y"), p.dtype, wide),), numerics="exact", variant="dequantize", why=tuple(why))
+    why = ("a thread decodes 4 pieces of 8 weights, all loaded first", mode(p, q, p.dtype, wide)[1])
+    return Plan((launch(p, OutPtr("y"), p.dtype, wide),), numerics="exact", variant="dequantize", why=why)
 
 
 def reference(planes: Sequence[Any], layout: str, group: int = 0, dtype: str = "float32") -> Any:
@@ -57,7 +67,8 @@ def cases() -> Iterator[Case]:
     for name, kind in LAYOUTS.items():
         offsets = "float16" if kind.minima else None
         for dtype in FLOATS:
-            planes = plane_specs(name, 3, 256, 0 if kind.block else 64, "float16", offsets, "contiguous")
+            # More pieces than a block's threads, the last block not full.
+            planes = plane_specs(name, 37, 256, 0 if kind.block else 64, "float16", offsets, "contiguous")
             yield {"planes": planes, "layout": name, "group": 0 if kind.block else 64, "dtype": dtype}
 
 
@@ -133,9 +144,11 @@ op = Op(
         ArgumentError: a plane that is not as above, by its index.
     """,
     mutants=(
-        ("to[p] = static_cast<int64_t>(r) * k + at[p]", "to[p] = static_cast<int64_t>(r) * k + (at[p] ^ 8)"),
-        ("L::one(q.opaque(), row[p], at[p] + i)", "L::one(q.opaque(), row[p], at[p])"),
-        ("if (type == kQuantF16) store_eight<half>", "if (type == kQuantF16) store_eight<bf16>"),
+        ("d.to[p] = static_cast<int64_t>(r) * k + d.at[p]", "d.to[p] = static_cast<int64_t>(r) * k + (d.at[p] ^ 8)"),
+        ("L::one(q.opaque(), d.row[p], d.at[p] + i)", "L::one(q.opaque(), d.row[p], d.at[p])"),
+        ("const uint32_t r = divide(piece);", "const uint32_t r = divide(piece) & 1;"),
+        ("g = per_group(piece);", "g = 0;"),
+        ("L::template pairs<T>(words[p], scales[p],", "L::template pairs<T>(words[p], scales[0],"),
         ("for (int i = 0; i < 8; i += kStep) {", "for (int i = 0; i < 8; i += 8) {"),
     ),
     benches=(

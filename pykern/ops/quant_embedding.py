@@ -19,8 +19,9 @@ IDS = ("int64", "int32")
 def plan(p: Problem, target: Target) -> Plan:
     ids, q = p["ids"], packed(p)
     wide = whole(q.k, ITEMSIZE[p.dtype]) and out_aligned(p, "y")
-    launch = dequantize.launch(q, OutPtr("y"), p.dtype, wide, (ids.numel, ids.dtype))
-    return Plan((launch,), numerics="exact", variant="quant_embedding", why=("rows are decoded as they are read",))
+    launch = dequantize.launch(p, OutPtr("y"), p.dtype, wide, ids)
+    why = ("rows are decoded as they are read", dequantize.mode(p, q, p.dtype, wide, ids)[1])
+    return Plan((launch,), numerics="exact", variant="quant_embedding", why=why)
 
 
 def reference(ids: Any, planes: Sequence[Any], layout: str, group: int = 0, dtype: str = "float32") -> Any:
@@ -43,8 +44,8 @@ def cases() -> Iterator[Case]:
     for name, kind in LAYOUTS.items():
         group = 0 if kind.block else 64
         planes = plane_specs(name, 11, 256, group, "float16", "float16" if kind.minima else None, "contiguous")
-        for ids in IDS:
-            yield {"ids": Spec(ids, (5,)), "planes": planes, "layout": name, "group": group, "dtype": "bfloat16"}
+        for dtype, ids in (("bfloat16", "int64"), ("float16", "int32"), ("float32", "int64")):
+            yield {"ids": Spec(ids, (5,)), "planes": planes, "layout": name, "group": group, "dtype": dtype}
 
 
 def draw(draw: Draw) -> Case:
@@ -112,7 +113,7 @@ op = Op(
     mutants=(
         ("return id >= 0 && id < n ? id : -1;", "return id >= 0 ? (id < n ? id : 0) : -1;"),
         ("return id >= 0 && id < n ? id : -1;", "return id < n ? max(id, int64_t(0)) : -1;"),
-        ("row[p] = matrix_row(ids, static_cast<int>(kind), r, n);", "row[p] = r % n;"),
+        ("d.row[p] = matrix_row(ids, id_type, r, n);", "d.row[p] = r % n;"),
     ),
     benches=(
         {

@@ -104,7 +104,7 @@ def plan_unfused(p: Problem, target: Target, x_stride: int, residual_stride: int
     launches = tuple(replace(launch, pdl=False) for launch in gemm.launches)
     if q.k:
         wide = q.k * x.itemsize % 16 == 0
-        launches = (dequantize.launch(q, Ws(0), x.dtype, wide), *launches)
+        launches = (dequantize.launch(p, Ws(0), x.dtype, wide), *launches)
     why = (f"{p.m} tokens: not fused, weights go to a workspace of {w.nbytes} bytes first", *gemm.why)
     return Plan(launches, (Workspace(w.nbytes),), gemm.numerics, f"unfused_{gemm.variant}", why)
 
