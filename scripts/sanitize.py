@@ -76,8 +76,9 @@ def smallest_cases(target: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
                 yield op, shifted
 
 
-def drive(only_compile: bool) -> int:
-    """Run the cases (what the sanitizer watches); with ``only_compile`` build their kernels, many at once."""
+def drive(only_compile: bool, part: tuple[int, int]) -> int:
+    """Run the cases (what the sanitizer watches); with ``only_compile`` build their kernels, many at once. ``part`` =
+    (i, n): of every n cases the i-th."""
     import torch
 
     from pykern.errors import ArgumentError
@@ -87,7 +88,7 @@ def drive(only_compile: bool) -> int:
     from pykern.testing.laws import clone, compare, describe, expected, outputs_of
 
     target = default_target("cuda")
-    cases = list(smallest_cases(target))
+    cases = list(smallest_cases(target))[part[0] - 1 :: part[1]]
     if only_compile:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -100,7 +101,8 @@ def drive(only_compile: bool) -> int:
             list(pool.map(lambda w: build.variant(*w, backend="cuda", arch=target.arch), sorted(wanted)))
         return 0
     wrong = 0
-    for op, case in cases:
+    for number, (op, case) in enumerate(cases, start=1):
+        print(f"case {number} of {len(cases)}: {op.name}", flush=True)
         args = make_args(op, case, 0)
         want = expected(op, clone(args))
         on_gpu = make_args(op, case, 0, "cuda")
@@ -141,6 +143,23 @@ def judge(tool: str, rc: int, output: str, seconds: float) -> Outcome:
     return Outcome(tool, cases[1] if cases else "?", seconds, str(errors), errors == 0 and rc == 0 and bool(cases))
 
 
+def stopped(tool: str, output: str, seconds: float) -> Outcome:
+    """What is known of a run that was stopped: how far it came, and the errors that it had reported."""
+    cases = re.findall(r"^case (\d+ of \d+): (\S+)$", output, re.M)
+    where = f"in case {cases[-1][0]} ({cases[-1][1]})" if cases else "before the first case"
+    reports = len(re.findall(r"^========= (?:Invalid|Race|Uninitialized|Barrier|Error|Warning)", output, re.M))
+    errors = f"over {seconds:.0f} s, {where}, {reports} reports"
+    return Outcome(tool, cases[-1][0].split()[0] if cases else "?", seconds, errors, False)
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """``i/n`` as numbers."""
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if not match or int(match[1]) > int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text!r}: I/N with 1 <= I <= N")
+    return int(match[1]), int(match[2])
+
+
 def table(outcomes: list[Outcome]) -> str:
     rows = [("tool", "cases", "seconds", "errors")]
     rows += [(o.tool, o.cases, f"{o.seconds:.0f}", o.errors) for o in outcomes]
@@ -152,11 +171,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("tools", nargs="*", metavar="TOOL", help=", ".join(TOOLS))
     parser.add_argument("--full", action="store_true", help="the GPU tests instead of the smallest cases")
     parser.add_argument("--timeout", type=int, default=0, help="seconds a tool may take (0: no limit)")
+    parser.add_argument("--part", type=part_of, default=(1, 1), metavar="I/N", help="the I-th of every N cases")
     parser.add_argument("--drive", choices=("compile", "run"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.drive:
         sys.path.insert(0, str(ROOT))
-        return drive(options.drive == "compile")
+        return drive(options.drive == "compile", options.part)
     unknown = [tool for tool in options.tools if tool not in TOOLS]
     if unknown:
         print(f"unknown tool {unknown[0]!r}: {', '.join(TOOLS)}", file=sys.stderr)
@@ -167,7 +187,8 @@ def main(argv: list[str]) -> int:
         return 2
     # torch's allocator hands out parts of one block, which hides overruns from memcheck and initcheck.
     env = dict(os.environ, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-    driver = [sys.executable, str(Path(__file__).resolve()), "--drive"]
+    part = f"--part={options.part[0]}/{options.part[1]}"
+    driver = [sys.executable, str(Path(__file__).resolve()), part, "--drive"]
     if options.full:
         # One test process, so that no kernel escapes.
         watched = [sys.executable, "-m", "pytest", "-m", "gpu and not slow", "-n", "0", "-x"]
@@ -194,8 +215,11 @@ def main(argv: list[str]) -> int:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-        except subprocess.TimeoutExpired:
-            outcomes.append(Outcome(tool, "?", options.timeout, f"over {options.timeout} s", False))
+        except subprocess.TimeoutExpired as late:
+            said = late.stdout or ""
+            said = said.decode(errors="replace") if isinstance(said, bytes) else said
+            outcomes.append(stopped(tool, said, options.timeout))
+            print(said[-8000:])
             continue
         output = done.stdout + ("\nCASES 0" if options.full else "")
         outcomes.append(judge(tool, done.returncode, output, time.monotonic() - started))

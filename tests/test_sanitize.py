@@ -46,6 +46,23 @@ def test_a_run_that_did_not_finish_is_no_success() -> None:
     assert not script.judge("x", 0, "========= ERROR SUMMARY: 0 errors\n", 1.0).ok  # the driver did not get to its end
 
 
+def test_a_run_that_was_stopped_says_where_and_what_it_had_found() -> None:
+    said = "case 1 of 40: linear\ncase 2 of 40: softmax\n========= Invalid __global__ read of size 4 bytes\n"
+    late = script.stopped("memcheck", said, 130)
+    assert not late.ok
+    assert (late.cases, late.errors) == ("2", "over 130 s, in case 2 of 40 (softmax), 1 reports")
+    assert "before the first case" in script.stopped("memcheck", "", 130).errors
+
+
+def test_parts_cover_every_case_once() -> None:
+    cases = list(range(23))
+    parts = [cases[i - 1 :: n] for i, n in map(script.part_of, ("1/3", "2/3", "3/3"))]
+    assert sorted(sum(parts, [])) == cases
+    for wrong in ("0/3", "4/3", "1", "a/b", "1/0"):
+        with pytest.raises(script.argparse.ArgumentTypeError, match="I/N"):
+            script.part_of(wrong)
+
+
 def test_the_table_names_every_tool() -> None:
     outcomes = [script.judge(tool, 0, MEMCHECK.format(0), 12.3) for tool in script.TOOLS]
     lines = script.table(outcomes).splitlines()
