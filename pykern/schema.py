@@ -160,6 +160,11 @@ class TensorInfo:
                 )
         return rows, lead[-1][1]
 
+    def rows_aligned(self, nbytes: int = 16) -> bool:
+        """Whether every row along the last axis starts on a multiple of ``nbytes``, a power of two up to 256."""
+        steps = [s for n, s in zip(self.shape[:-1], self.strides[:-1], strict=True) if n > 1]
+        return self.align >= nbytes and all(s * self.itemsize % nbytes == 0 for s in steps)
+
     def vector(self, *strides: int, widest: int = 16) -> int:
         """Widest access in elements (1, 2, 4 ...; at most ``widest`` bytes) that pointer and row strides allow."""
         size = self.itemsize
@@ -222,6 +227,12 @@ class Problem:
 
     def has(self, name: str) -> bool:
         return self.tensors.get(name) is not None
+
+    def rows_aligned(self, *names: str, nbytes: int = 16) -> bool:
+        """Whether every row of the named inputs and outputs starts on a multiple of ``nbytes``. An absent input does,
+        and an output that is not given: it is allocated."""
+        found = (self.tensors.get(name) or self.outs.get(name) for name in names)
+        return all(info.rows_aligned(nbytes) for info in found if info is not None)
 
 
 _OPS: dict[type, Callable[[Any, Any], Any]] = {

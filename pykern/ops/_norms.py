@@ -1,13 +1,13 @@
-"""What rms_norm and layer_norm share: plan, cases and draws."""
+"""What rms_norm and layer_norm share: all but their formula, their arguments and how they are documented."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pykern.op import Case, Draw, Spec, Tolerance
-from pykern.ops._rows import LONG_THREADS, aligned, every_length, grid_block, group, out_aligned, whole
-from pykern.plan import F32, I32, I64, In, Launch, OutPtr, Plan, Run, Target, template
+from pykern.op import Case, Draw, Op, Spec, Tolerance
+from pykern.ops._rows import LONG_THREADS, every_length, grid_block, group, whole
+from pykern.plan import F32, I32, I64, In, Launch, OutPtr, Plan, Run, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem
 
 SOURCE = "ops/norm.cuh"
@@ -25,8 +25,7 @@ def make_plan(p: Problem, layer: bool) -> Plan:
     x, r = p["x"], p["residual"]
     rows, stride_x = x.rows("x")
     stride_r = r.rows("residual")[1] if r is not None else 0
-    fast = whole(p.n, x.itemsize) and aligned(x, rows, stride_x) and aligned(r, rows, stride_r)
-    fast = fast and out_aligned(p, "y", "h") and all(aligned(p.tensors.get(w), 1, 0) for w in ("weight", "bias"))
+    fast = whole(p.n, x.itemsize) and p.rows_aligned("x", "residual", "weight", "bias", "y", "h")
     fit = group(p.n, x.dtype)
     again: tuple[I32, ...] = ()
     if fit is None or not fast:
@@ -56,14 +55,6 @@ def make_plan(p: Problem, layer: bool) -> Plan:
         *again,
     )
     return Plan((Launch(kernel, grid, block, args),), numerics=x.dtype, variant=variant, why=why)
-
-
-def plan_rms(p: Problem, target: Target) -> Plan:
-    return make_plan(p, False)
-
-
-def plan_layer(p: Problem, target: Target) -> Plan:
-    return make_plan(p, True)
 
 
 def unpack(result: Any, args: Mapping[str, Any]) -> Any:
@@ -133,6 +124,24 @@ def nbytes(p: Problem) -> int:
 
 
 BENCH_SHAPES = ((16384, 4096), (4096, 8192), (32768, 8192), (64, 4096))
+
+
+def norm(layer: bool, **own: Any) -> Op:
+    """rms_norm or layer_norm: ``own`` is what the other does not share."""
+    return Op(
+        source=SOURCE,
+        outputs=OUTPUTS,
+        plan=lambda p, target: make_plan(p, layer),
+        tolerance=tolerance,
+        cases=lambda: cases(layer),
+        draw=lambda draw_: draw(draw_, layer),
+        nbytes=nbytes,
+        unpack=unpack,
+        inplace=("x", "residual"),
+        rowwise=(("x", 0), ("residual", 0)),
+        keyword_only="residual",
+        **own,
+    )
 
 
 def benches(residual: bool) -> tuple[Case, ...]:

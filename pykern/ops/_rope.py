@@ -6,7 +6,7 @@ from typing import Any
 
 from pykern.errors import require
 from pykern.op import Tolerance
-from pykern.schema import Problem, TensorInfo
+from pykern.schema import Problem
 
 THREADS = 256
 
@@ -16,16 +16,11 @@ def check(p: Problem) -> None:
     require(p.r % 2 == 0 and 0 < p.r <= p.d, "cos_sin.shape[1]", p.r, f"an even number, 2..{p.d} (head_dim)")
 
 
-def fast(p: Problem, *tensors: TensorInfo) -> bool:
-    """Whether halves are whole chunks of 16 bytes and every head of ``tensors`` and the table starts on one."""
-    chunk = 16 // tensors[0].itemsize
+def fast(p: Problem, *names: str) -> bool:
+    """Whether halves are whole chunks of 16 bytes and every head of the named tensors and the table starts on one."""
+    chunk = 16 // p[names[0]].itemsize
     whole = p.r // 2 % chunk == 0 and (p.d - p.r) % chunk == 0 and not p.interleaved
-    return whole and p["cos_sin"].align >= 16 and all(_heads_aligned(t) for t in tensors)
-
-
-def _heads_aligned(t: TensorInfo) -> bool:
-    steps = [s for n, s in zip(t.shape[:-1], t.strides[:-1], strict=True) if n > 1]
-    return t.align >= 16 and all(s * t.itemsize % 16 == 0 for s in steps)
+    return whole and p.rows_aligned("cos_sin", *names)
 
 
 def pieces(p: Problem, is_fast: bool, itemsize: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pykern.op import Case, Draw, Op, Spec, Tolerance
-from pykern.ops._rows import aligned, out_aligned, whole
+from pykern.ops._rows import whole
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, ceil_div, template
 from pykern.schema import FLOATS, Out, Problem, Tensor
 
@@ -20,7 +20,7 @@ THREADS = 256
 def plan(p: Problem, target: Target) -> Plan:
     x = p["logits"]
     stride = x.strides[0]
-    fast = whole(p.n, x.itemsize) and aligned(x, p.m, stride) and out_aligned(p, "y")
+    fast = whole(p.n, x.itemsize) and p.rows_aligned("logits", "y")
     threads = p.m * ceil_div(p.n, 16 // x.itemsize)
     args = (
         In("logits"), In("counts"), In("prompt"), In("repetition"), In("frequency"), In("presence"), OutPtr("y"),

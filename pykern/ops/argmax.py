@@ -7,7 +7,7 @@ from typing import Any
 
 from pykern.errors import require
 from pykern.op import Case, Draw, Op, Spec, Tolerance
-from pykern.ops._rows import aligned, whole
+from pykern.ops._rows import whole
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, Workspace, Ws, ceil_div, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Tensor
 
@@ -21,7 +21,7 @@ def plan(p: Problem, target: Target) -> Plan:
     # Few rows are split until every SM has a block; the words' maximum does not depend on the pieces.
     most = ceil_div(p.n * x.itemsize, PIECE)
     pieces = max(1, min(most, ceil_div(target.sms, rows)))
-    fast = int(whole(p.n, x.itemsize) and aligned(x, rows, stride))
+    fast = int(whole(p.n, x.itemsize) and p.rows_aligned("x"))
     words = Ws(0) if pieces > 1 else I64(0)
     first = Launch(
         template("argmax", x.dtype),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pykern.errors import ArgumentError, require
+from pykern.errors import require
 from pykern.op import Op, Tolerance
 from pykern.ops import _attention_data as data
 from pykern.plan import (
@@ -93,17 +93,15 @@ def check(p: Problem) -> None:
         require(n < 2**31 - 2**23, name, n, "below 2^31 - 2^23")
 
 
-def aligned(p: Problem, elements: int) -> list[str]:
+def obstacles(p: Problem, elements: int) -> list[str]:
     """What keeps q, k, v and out from accesses of ``elements``; nothing when they are possible."""
     bad = [] if p.d % elements == 0 else [f"head_dim {p.d} is not a multiple of {elements}"]
+    nbytes = elements * p["q"].itemsize
     for name in ("q", "k", "v"):
-        x = p[name]
-        strides = [s for s, n in zip(x.strides[:-1], x.shape[:-1], strict=True) if n > 1]
-        if x.align % (elements * x.itemsize) or any(s % elements for s in strides):
-            bad.append(f"rows of {name} are not {elements * x.itemsize}-byte aligned (strides {x.strides})")
-    out = p.outs.get("out")
-    if out is not None and out.align % (elements * out.itemsize):
-        bad.append(f"out is not {elements * out.itemsize}-byte aligned")
+        if not p.rows_aligned(name, nbytes=nbytes):
+            bad.append(f"rows of {name} are not {nbytes}-byte aligned (strides {p[name].strides})")
+    if not p.rows_aligned("out", nbytes=nbytes):
+        bad.append(f"out is not {nbytes}-byte aligned")
     return bad
 
 
@@ -152,7 +150,8 @@ def plan_generic(p: Problem, target: Target, why: tuple[str, ...]) -> Plan:
         workspaces = (Workspace(rows * dim * 4), Workspace(rows * 8), Workspace(tiles * p.kh * 4, counter=True))
     keys = 16 if dim > 128 else 32
     smem = 4 * ((8 * warps + 2 * keys) * (dim + 4) + 8 * warps * (keys + 4)) + 4 * keys * 8 + 16
-    flags = (I32(int(not aligned(p, 4))), I32(int(p.d % 4 == 0 and _out_aligned(p, 4))))
+    out4 = p.d % 4 == 0 and p.rows_aligned("out", nbytes=4 * p["q"].itemsize)
+    flags = (I32(int(not obstacles(p, 4))), I32(int(out4)))
     launch = Launch(
         template("attention_generic", p["q"].dtype, dim, warps),
         (tiles, p.kh, turns),
@@ -165,21 +164,16 @@ def plan_generic(p: Problem, target: Target, why: tuple[str, ...]) -> Plan:
     return Plan((launch,), workspaces, f"{p['q'].dtype} generic", "generic", (*why, note))
 
 
-def _out_aligned(p: Problem, elements: int) -> bool:
-    out = p.outs.get("out")
-    return out is None or out.align % (elements * out.itemsize) == 0
-
-
 def scratch(workspaces: tuple[Workspace, ...], first: int = 0) -> tuple[Arg, ...]:
     """The three workspace pointers of a split-KV kernel, null when it needs none."""
     return tuple(Ws(first + i) for i in range(3)) if workspaces else (I64(0), I64(0), I64(0))
 
 
 def launch_prefill(p: Problem, target: Target, dim: int, min_q: int) -> Launch:
-    warps, row_tiles_, keys = (4, 2, 64) if dim == 128 and target.hopper else PREFILL[dim]
-    rows = warps * row_tiles_ * 16
+    warps, tiles, keys = (4, 2, 64) if dim == 128 and target.hopper else PREFILL[dim]  # tiles of 16 rows, a warp
+    rows = warps * tiles * 16
     return Launch(
-        template("attention_prefill", p["q"].dtype, dim, warps, row_tiles_, keys),
+        template("attention_prefill", p["q"].dtype, dim, warps, tiles, keys),
         (row_tiles(p, rows, min_q), p.kh, 1),
         32 * warps,
         common(p, min_q),
@@ -224,7 +218,7 @@ def plan(p: Problem, target: Target) -> Plan:
     dtype, k = p["q"].dtype, p["k"]
     if dtype == "float32":
         return plan_generic(p, target, ("float32: fp32 arithmetic, the same bits however queries are grouped",))
-    bad = aligned(p, 8)
+    bad = obstacles(p, 8)
     if any(n * s >= 1 << 34 for x in (k, p["v"]) for n, s in zip(x.shape, x.strides, strict=True)):
         bad.append("k or v spans more than 32 GiB")
     if bad:
@@ -370,5 +364,3 @@ op = Op(
     peers={"cuDNN": torch_attention},
     benches=data.benches(),
 )
-
-__all__ = ["ArgumentError", "op"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pykern.op import Case, Draw, Op, Spec, Tolerance
-from pykern.ops._rows import aligned, out_aligned, whole
+from pykern.ops._rows import whole
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, ceil_div, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Tensor
 
@@ -17,20 +17,13 @@ IDS = ("int64", "int32")
 def plan(p: Problem, target: Target) -> Plan:
     table, ids = p["table"], p["ids"]
     tokens = ids.numel
-    ok = whole(p.n, table.itemsize) and aligned(table, p.v, table.strides[0]) and out_aligned(p, "y")
+    fast = whole(p.n, table.itemsize) and p.rows_aligned("table", "y")
     chunks = tokens * ceil_div(p.n, 16 // table.itemsize)
     kernel = template("embedding", table.dtype, ids.dtype)
     args = (
-        In("ids"),
-        In("table"),
-        OutPtr("y"),
-        I64(tokens),
-        I64(p.v),
-        I64(table.strides[0]),
-        I32(p.n),
-        I32(int(ok)),
-    )
-    why = "a thread copies 16 bytes" + ("" if ok else "; rows not 16-byte aligned: element access")
+        In("ids"), In("table"), OutPtr("y"), I64(tokens), I64(p.v), I64(table.strides[0]), I32(p.n), I32(int(fast)),
+    )  # fmt: skip
+    why = "a thread copies 16 bytes" + ("" if fast else "; rows not 16-byte aligned: element access")
     launch = Launch(kernel, ceil_div(chunks, THREADS), THREADS, args)
     return Plan((launch,), numerics="copy", variant="embedding", why=(why,))
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pykern.op import Case, Draw, Op
+from pykern.op import Case, Draw
 from pykern.ops import _gated_act as shared
 from pykern.plan import Plan, Target
 from pykern.schema import Problem, Scalar, Tensor
 
-EXACT, TANH = shared.make_plan("kGelu"), shared.make_plan("kGeluTanh")
-
 
 def plan(p: Problem, target: Target) -> Plan:
-    return (TANH if p.approximate == "tanh" else EXACT)(p, target)
+    return shared.make_plan(p, "kGeluTanh" if p.approximate == "tanh" else "kGelu")
 
 
 def reference(x: Any, approximate: str = "none") -> Any:
@@ -37,23 +35,16 @@ def draw(draw: Draw) -> Case:
     return shared.draw(draw) | {"approximate": draw.one_of(("none", "tanh"))}
 
 
-op = Op(
-    name="gelu_and_mul",
-    source=shared.SOURCE,
+op = shared.gated(
+    "gelu",
     inputs=(
         Tensor("x", "*m n"),
         Scalar("approximate", "str", "none", key=True, choices=("none", "tanh")),
     ),
-    outputs=shared.OUTPUTS,
     plan=plan,
     reference=reference,
-    tolerance=shared.tolerance,
     cases=cases,
     draw=draw,
-    check=shared.check,
-    nbytes=lambda p: p["x"].nbytes * 3 // 2,
-    flops=lambda p: 3 * p["x"].numel,
-    rowwise=(("x", 0),),
     doc="""GELU of the first half of the last axis, times the second half.
 
     Args:
@@ -67,11 +58,4 @@ op = Op(
     Raises:
         ArgumentError: an odd last axis, or a dtype, stride or ``out`` that is not as above.
     """,
-    mutants=(
-        ("activate<kAct>(g[i]) * u[i]", "activate<kAct>(u[i]) * g[i]"),
-        ("x + row[k] * stride + n, at[k]", "x + row[k] * stride, at[k]"),
-        ("y + row[k] * n, at[k], n", "y + row[k] * n, at[k], n - 1"),
-    ),
-    peers={"torch": shared.torch_gated("gelu")},
-    benches=shared.benches(),
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykern.op import Op
 from pykern.ops import _norms
 from pykern.schema import Scalar, Tensor
 
@@ -34,9 +33,9 @@ def torch_layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 
     return F.layer_norm(h, x.shape[-1:], weight, bias, eps), h
 
 
-op = Op(
+op = _norms.norm(
+    layer=True,
     name="layer_norm",
-    source=_norms.SOURCE,
     inputs=(
         Tensor("x", "*m n"),
         Tensor("weight", "n", "like x", role="weight", optional=True),
@@ -44,18 +43,8 @@ op = Op(
         Scalar("eps", "float", 1e-5, low=0.0),
         Tensor("residual", "*m n", "like x", optional=True),
     ),
-    outputs=_norms.OUTPUTS,
-    plan=_norms.plan_layer,
     reference=reference,
-    tolerance=_norms.tolerance,
-    cases=lambda: _norms.cases(layer=True),
-    draw=lambda draw: _norms.draw(draw, layer=True),
-    nbytes=_norms.nbytes,
     flops=lambda p: 7 * p["x"].numel,
-    unpack=_norms.unpack,
-    inplace=("x", "residual"),
-    rowwise=(("x", 0), ("residual", 0)),
-    keyword_only="residual",
     doc="""Layer norm over the last axis, with an optional residual added first.
 
     Args:

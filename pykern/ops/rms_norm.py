@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykern.op import Op
 from pykern.ops import _norms
 from pykern.schema import Scalar, Tensor
 
@@ -29,27 +28,17 @@ def torch_rms_norm(x: Any, weight: Any, eps: float = 1e-6, residual: Any = None)
     return F.rms_norm(h, weight.shape, weight, eps), h
 
 
-op = Op(
+op = _norms.norm(
+    layer=False,
     name="rms_norm",
-    source=_norms.SOURCE,
     inputs=(
         Tensor("x", "*m n"),
         Tensor("weight", "n", "like x", role="weight"),
         Scalar("eps", "float", 1e-6, low=0.0),
         Tensor("residual", "*m n", "like x", optional=True),
     ),
-    outputs=_norms.OUTPUTS,
-    plan=_norms.plan_rms,
     reference=reference,
-    tolerance=_norms.tolerance,
-    cases=lambda: _norms.cases(layer=False),
-    draw=lambda draw: _norms.draw(draw, layer=False),
-    nbytes=_norms.nbytes,
     flops=lambda p: 4 * p["x"].numel,
-    unpack=_norms.unpack,
-    inplace=("x", "residual"),
-    rowwise=(("x", 0), ("residual", 0)),
-    keyword_only="residual",
     doc="""RMS norm over the last axis, with an optional residual added first.
 
     Args:

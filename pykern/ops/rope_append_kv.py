@@ -22,7 +22,7 @@ def check(p: Problem) -> None:
 
 def plan(p: Problem, target: Target) -> Plan:
     q = p["q"]
-    fast = _rope.fast(p, q, *(p[n] for n in ("k", "v", "k_cache", "v_cache")))
+    fast = _rope.fast(p, "q", "k", "v", "k_cache", "v_cache", "q_out")
     threads = p.t * (p.h + 2 * p.kh) * _rope.pieces(p, fast, q.itemsize)
     if threads == 0:
         return Plan(numerics=q.dtype, variant="rope_append", why=("no tokens",))

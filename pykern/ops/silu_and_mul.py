@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykern.op import Op
 from pykern.ops import _gated_act as shared
 from pykern.schema import Tensor
 
@@ -19,20 +18,13 @@ def reference(x: Any) -> Any:
     return F.silu(a) * b
 
 
-op = Op(
-    name="silu_and_mul",
-    source=shared.SOURCE,
+op = shared.gated(
+    "silu",
     inputs=(Tensor("x", "*m n"),),
-    outputs=shared.OUTPUTS,
-    plan=shared.make_plan("kSilu"),
+    plan=lambda p, target: shared.make_plan(p, "kSilu"),
     reference=reference,
-    tolerance=shared.tolerance,
     cases=shared.cases,
     draw=shared.draw,
-    check=shared.check,
-    nbytes=lambda p: p["x"].nbytes * 3 // 2,
-    flops=lambda p: 3 * p["x"].numel,
-    rowwise=(("x", 0),),
     doc="""SiLU of the first half of the last axis, times the second half.
 
     Args:
@@ -45,11 +37,4 @@ op = Op(
     Raises:
         ArgumentError: an odd last axis, or a dtype, stride or ``out`` that is not as above.
     """,
-    mutants=(
-        ("activate<kAct>(g[i]) * u[i]", "activate<kAct>(u[i]) * g[i]"),
-        ("x + row[k] * stride + n, at[k]", "x + row[k] * stride, at[k]"),
-        ("y + row[k] * n, at[k], n", "y + row[k] * n, at[k], n - 1"),
-    ),
-    peers={"torch": shared.torch_gated("silu")},
-    benches=shared.benches(),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from pykern.errors import require
 from pykern.op import Case, Draw, Op, Spec, Tolerance
-from pykern.ops._rows import LONG_THREADS, aligned, every_length, grid_block, group, out_aligned, whole
+from pykern.ops._rows import LONG_THREADS, every_length, grid_block, group, whole
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor
 
@@ -15,7 +15,7 @@ from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor
 def plan(p: Problem, target: Target) -> Plan:
     x = p["x"]
     rows, stride = x.rows("x")
-    fast = whole(p.n, x.itemsize) and aligned(x, rows, stride) and out_aligned(p, "y")
+    fast = whole(p.n, x.itemsize) and p.rows_aligned("x", "y")
     fit = group(p.n, x.dtype)
     if fit is None:
         variant, grid, block = "softmax_long", rows, LONG_THREADS
