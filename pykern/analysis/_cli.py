@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -107,7 +107,7 @@ def drop_stdout() -> None:
     os.close(nowhere)
 
 
-def only_with(mode: str, options: dict[str, object]) -> None:
+def only_with(mode: str, options: Mapping[str, object]) -> None:
     """Refuse options that ``mode`` would ignore: ``options`` maps names to values, unset ones are None or false."""
     given = [name for name, value in options.items() if value is not None and value is not False and value != ()]
     if given:

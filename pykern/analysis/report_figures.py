@@ -220,6 +220,7 @@ def _plain_ticks(side: Any) -> None:
 
 
 _LABEL_POINTS = 7.0
+_FAR = 12  # points above or below a mark from which a thin line leads to its name
 
 
 def _labels(axis: Any, figure: Curves) -> None:
@@ -250,17 +251,21 @@ def _labels(axis: Any, figure: Curves) -> None:
                 inside = frame.x0 <= box[0] and box[2] <= frame.x1 and frame.y0 <= box[1] and box[3] <= frame.y1
                 if not inside or any(_meet(box, other) for other in taken + marks):
                     continue
+                leader = _between((at_x, at_y), (at_x + dx * scale, at_y + dy * scale)) if abs(dy) > _FAR else []
+                if any(_meet((px, py, px, py), other) for px, py in leader for other in taken):
+                    continue
                 best = best or (dx, dy, box)
                 if not any(box[0] <= px <= box[2] and box[1] <= py <= box[3] for px, py in curves):
                     best = (dx, dy, box)
                     break
             dx, dy, box = best or (*_PLACES[0], (0.0, 0.0, 0.0, 0.0))
             taken.append(box)
-            far = abs(dy) > 12
+            leader_style = {"arrowstyle": "-", "color": "#888888", "linewidth": 0.6, "shrinkA": 0,
+                            "relpos": (1.0 if dx < 0 else 0.0, 0.5)}  # fmt: skip
             axis.annotate(
                 text, (x, y), fontsize=_LABEL_POINTS, xytext=(dx, dy), textcoords="offset points", va="center",
                 ha="right" if dx < 0 else "left",
-                arrowprops={"arrowstyle": "-", "color": "#888888", "linewidth": 0.6} if far else None,
+                arrowprops=leader_style if abs(dy) > _FAR else None,
             )  # fmt: skip
 
 

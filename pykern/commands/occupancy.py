@@ -366,6 +366,9 @@ def _diff(options: dict[str, Any]) -> int:
     conditions = _conditions(options)
     old, new = ([(case, occupancy(case.cc, case.config)) for case in _cases(options, f)[0]] for f in options["diff"])
     changes = compare(old, new)
+    if all(change.state in ("added", "removed") for change in changes):
+        both = "builds with a kernel in common, by name and compute capability: nothing was compared"
+        raise ArgumentError("--diff", " ".join(options["diff"]), both)
     verdicts = _verdicts(conditions, new)
     if options["as_json"]:
         gate = [v.to_dict() for v in verdicts]

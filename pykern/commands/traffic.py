@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from pykern.analysis import _cli
+from pykern.analysis.traffic import Chain
 from pykern.analysis.traffic_answer import (
     DEFAULT_BATCHES,
     answer,
@@ -71,13 +72,18 @@ _DTYPES = click.Choice(["fp32", "fp16", "bf16", "fp8", "int4"])
     "--model",
     help="Take hidden, inter, heads, kv and dim from a model (pykern roofline --models lists them).",
 )
+@click.option(
+    "--kernels",
+    is_flag=True,
+    help="What fusing costs by pykern's own kernels, compiled (nvcc, no GPU), beside the estimate.",
+)
 @click.option("--list", "list_chains", is_flag=True, help="Show the named chains and the text form.")
 @_cli.common_options
 @_cli.reporting_errors
 def command(chain: str, dtype: str, weights: str | None, group: int, batch_sizes: str | None, queries: int,
             gpu: str | None,
             measured: bool, gbps: float | None, launch_us: float, share: float, cc: str, tile_rows: int, threads: int,
-            model: str | None, list_chains: bool, as_json: bool, batch: str | None, plot: str | None,
+            model: str | None, kernels: bool, list_chains: bool, as_json: bool, batch: str | None, plot: str | None,
             **sizes: int | None) -> None:  # fmt: skip
     """Memory traffic of CHAIN, a kernel a step against one kernel for all.
 
@@ -98,7 +104,8 @@ def command(chain: str, dtype: str, weights: str | None, group: int, batch_sizes
     require(0 < share < 1, "--share", share, "between 0 and 1")
     listed, lines = split_batch(batch)
     if lines is not None:
-        _cli.only_with("--batch FILE", {"--batch-sizes": batch_sizes, "--plot": plot, "--list": list_chains})
+        unused = {"--batch-sizes": batch_sizes, "--plot": plot, "--kernels": kernels, "--list": list_chains}
+        _cli.only_with("--batch FILE", unused)
         rate, _ = bandwidth(gpu, gbps, measured)
         sys.exit(_cli.run_batch(lines, lambda row: batch_line(row, rate, launch_us)))
     if listed is not None:
@@ -112,6 +119,8 @@ def command(chain: str, dtype: str, weights: str | None, group: int, batch_sizes
     document = answer(made, parse_batches(listed or batch_sizes or DEFAULT_BATCHES), rate, where,
                       tflops=peak(gpu, made.dtype), share=share, launch_us=launch_us, cc=cc,
                       tile_rows=tile_rows, threads=threads)  # fmt: skip
+    if kernels:
+        document["shipped"] = _shipped(made, document["batches"][-1]["batch"], cc)
     if as_json:
         _cli.print_json(document)
     else:
@@ -134,6 +143,22 @@ def _model_sizes(name: str) -> dict[str, int]:
         "kv": model.kv_heads,
         "dim": model.head_dim,
     }
+
+
+def _shipped(chain: Chain, batch: int, cc: str) -> dict[str, Any]:
+    """The shipped kernels' figures, or why there are none: the estimate then stands alone."""
+    from pykern.analysis.occupancy import parse_cc
+    from pykern.commands._traffic_kernels import shipped_cost
+    from pykern.errors import BuildError, ToolchainError
+    from pykern.plan import TARGETS
+
+    digits = parse_cc(cc, "--cc").replace(".", "")
+    arch = next((name for name in (f"{digits}a", digits) if name in TARGETS), None)
+    require(arch is not None, "--cc", cc, f"one that pykern has kernels for: {', '.join(TARGETS)}")
+    try:
+        return shipped_cost(chain, batch, str(arch))
+    except (ToolchainError, BuildError) as error:
+        return {"batch": batch, "arch": arch, "groups": None, "why": str(error)}
 
 
 def _list(as_json: bool) -> None:
@@ -189,9 +214,33 @@ def _show(document: dict[str, Any]) -> None:
               f"occupancy {100 * cost['occupancy_before']:.3g}% -> {after}", soft_wrap=True)  # fmt: skip
     for note in cost["notes"]:
         out.print(f"    {note}", soft_wrap=True)
+    if "shipped" in document:
+        _show_shipped(out, document["shipped"])
+    else:
+        out.print("    an estimate; --kernels asks the compiler about pykern's own kernels", style="dim")
     if len(document["fitting_kernels"]) > 1:
         last = document["batches"][-1]
         names = " | ".join(" + ".join(k) for k in document["fitting_kernels"])
         out.print(
             f"  what fits: {names}: {human_bytes(last['fitting'])} at batch {last['batch']}", soft_wrap=True
         )
+
+
+def _show_shipped(out: Any, shipped: dict[str, Any]) -> None:
+    if shipped["groups"] is None:
+        why = f"not known ({shipped['why']}); the estimate stands"
+        out.print(f"  pykern's own kernels: {why}", soft_wrap=True, markup=False)
+        return
+    out.print(f"  pykern's own kernels at batch {shipped['batch']}, compiled for sm_{shipped['arch']}:", soft_wrap=True)
+    for group in shipped["groups"]:
+        apart = " | ".join(map(_kernel_text, group["before"])) or "no op does these steps one by one"
+        fused = " | ".join(map(_kernel_text, group["after"])) or "no op does this step alone"
+        out.print(f"    {' + '.join(group['steps'])}: {fused}", soft_wrap=True, markup=False)
+        if group["before"] != group["after"]:
+            out.print(f"      apart: {apart}", soft_wrap=True, markup=False)
+
+
+def _kernel_text(kernel: dict[str, Any]) -> str:
+    spills = f", {kernel['spills']:,} B spilled" if kernel["spills"] else ""
+    return (f"{kernel['op']} ({kernel['threads']} threads): {kernel['regs']} registers{spills}, {kernel['smem']:,} B, "
+            f"occupancy {100 * kernel['occupancy']:.3g}%")  # fmt: skip

@@ -87,6 +87,7 @@ REFUSED = [
     ("occupancy", "--ncu", NCU, "--kernel", "nowhere"),
     ("occupancy", "--ncu", NCU, "--plot", "x.png"),
     ("occupancy", "--batch", str(DATA / "occupancy_header.jsonl"), "--gate", "regs<=5"),
+    ("occupancy", "--diff", PTXAS, str(DATA / "occupancy" / "sm_80.log")),  # no kernel in common
     ("coalescing", "--lanes", "none", "--min-efficiency", "0.5"),
     ("coalescing", "--batch", str(DATA / "coalescing_h200.jsonl"), "--min-efficiency", "0.5"),
     ("traffic", "--batch", str(DATA / "coalescing_h200.jsonl"), "--plot", "x.png"),
