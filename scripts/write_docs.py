@@ -47,7 +47,7 @@ def page() -> str:
     from pykern import op as registry
 
     parts = [HEADER]
-    for op in registry.all_ops():
+    for op in map(registry.get, registry.names()):
         maths = (sys.modules[f"pykern.ops.{op.name}"].__doc__ or "").strip()
         lines = [line[4:] if line.startswith("    ") else line for line in op.doc.strip().splitlines()]
         parts.append(f"## {op.name}\n\n    {maths.splitlines()[0] if maths else ''}\n")

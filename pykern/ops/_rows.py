@@ -1,11 +1,11 @@
-"""What the row kernels share: which group of threads owns a row, and which rows start on 16 bytes."""
+"""What the row kernels share: which group of threads owns a row, and which rows are whole chunks of 16 bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from pykern.plan import ceil_div
-from pykern.schema import FLOATS, ITEMSIZE, Problem, TensorInfo
+from pykern.schema import FLOATS, ITEMSIZE
 
 # (chunks of 16 bytes a row may have, threads, chunks a thread): the first that fits. 4 chunks a thread are enough
 # bytes in flight for HBM; 8, or 1024 threads, spill: the compiler keeps the row both packed and as floats.
@@ -23,16 +23,6 @@ def grid_block(rows: int, threads: int) -> tuple[int, int]:
     """Grid and block of a group of ``threads`` per row: four warps share a block."""
     per_block = 4 if threads == 32 else 1
     return ceil_div(rows, per_block), threads * per_block
-
-
-def aligned(info: TensorInfo | None, rows: int, stride: int) -> bool:
-    """Whether every row of ``info`` (``stride`` elements apart) starts on 16 bytes; true of an absent tensor."""
-    return info is None or (info.align >= 16 and (rows <= 1 or stride * info.itemsize % 16 == 0))
-
-
-def out_aligned(p: Problem, *names: str) -> bool:
-    """Whether the given (``out=``) outputs start on 16 bytes; fresh ones always do."""
-    return all(p.outs[name].align >= 16 for name in names if name in p.outs)
 
 
 def whole(n: int, itemsize: int) -> bool:

@@ -17,7 +17,7 @@ from pykern.ops._quant import (
     packed,
     plane_specs,
 )
-from pykern.ops._rows import out_aligned, whole
+from pykern.ops._rows import whole
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, Ws, ceil_div, divider, template
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor, TensorInfo
 
@@ -52,7 +52,7 @@ def launch(p: Problem, y: OutPtr | Ws, dtype: str, wide: bool, ids: TensorInfo |
 
 def plan(p: Problem, target: Target) -> Plan:
     q = packed(p)
-    wide = whole(q.k, ITEMSIZE[p.dtype]) and out_aligned(p, "y")
+    wide = whole(q.k, ITEMSIZE[p.dtype]) and p.rows_aligned("y")
     why = ("a thread decodes 4 pieces of 8 weights, all loaded first", mode(p, q, p.dtype, wide)[1])
     return Plan((launch(p, OutPtr("y"), p.dtype, wide),), numerics="exact", variant="dequantize", why=why)
 

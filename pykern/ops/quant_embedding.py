@@ -9,7 +9,7 @@ from pykern.errors import ArgumentError
 from pykern.op import Case, Draw, Op, Spec, Tolerance
 from pykern.ops import dequantize
 from pykern.ops._quant import LAYOUTS, dequantize_reference, draw_planes, make_planes, packed, plane_specs
-from pykern.ops._rows import out_aligned, whole
+from pykern.ops._rows import whole
 from pykern.plan import OutPtr, Plan, Target, ceil_div
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor
 
@@ -18,7 +18,7 @@ IDS = ("int64", "int32")
 
 def plan(p: Problem, target: Target) -> Plan:
     ids, q = p["ids"], packed(p)
-    wide = whole(q.k, ITEMSIZE[p.dtype]) and out_aligned(p, "y")
+    wide = whole(q.k, ITEMSIZE[p.dtype]) and p.rows_aligned("y")
     launch = dequantize.launch(p, OutPtr("y"), p.dtype, wide, ids)
     why = ("rows are decoded as they are read", dequantize.mode(p, q, p.dtype, wide, ids)[1])
     return Plan((launch,), numerics="exact", variant="quant_embedding", why=why)

@@ -10,7 +10,6 @@ from pykern.errors import ArgumentError
 from pykern.op import Case, Draw, Op, Spec
 from pykern.ops import dequantize, linear
 from pykern.ops._quant import FAST, LAYOUTS, Packed, dequantize_reference, draw_planes, make_planes, packed, plane_specs
-from pykern.ops._rows import aligned
 from pykern.ops.linear import ACTIVATIONS, F32_SKINNY_TOKENS, MMA_SKINNY_TOKENS, Gemm
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, Workspace, Ws, ceil_div, template, tuned
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor, TensorInfo
@@ -45,7 +44,7 @@ def plan(p: Problem, target: Target) -> Plan:
         launch = Launch(kernel, ceil_div(q.n, 32), 128, args)
         why = (f"{p.m} tokens: codes are the traffic, decoded tile by tile in shared memory", *slow)
         return Plan((launch,), numerics="float32", variant="quant_f32", why=why)
-    wide = aligned(x, p.m, x_stride) and q.k % 8 == 0
+    wide = p.rows_aligned("x") and q.k % 8 == 0
     if p.m and wide and nibbles_allowed(p, q):
         return plan_nibbles(p, q, args, target)
     kernel = template("pk::quant_linear_mma", x.dtype, f"pk::{q.layout.struct}")
