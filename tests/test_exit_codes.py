@@ -13,7 +13,11 @@ from pykern.cli import main
 MISSING = "nowhere/at.all"
 # Of every command: input that cannot be answered, and what the one line of the answer holds.
 BAD: dict[str, list[tuple[list[str], str]]] = {
-    "bench": [(["softmox"], "op: got 'softmox'"), (["softmax", "--repeats", "many"], "--repeats"), (["softmax", "--repeats", "0"], "--repeats")],
+    "bench": [
+        (["softmox"], "op: got 'softmox'"),
+        (["softmax", "--repeats", "many"], "--repeats"),
+        (["softmax", "--repeats", "0"], "--repeats"),
+    ],
     "cache": [(["throw"], "throw"), (["show", "--nope"], "--nope")],
     "check": [(["softmox"], "op: got 'softmox'"), (["softmax", "--seeds", "0"], "--seeds: got 0")],
     "coalescing": [([MISSING], MISSING), (["--stride", "x"], "stride")],
@@ -120,6 +124,11 @@ def test_memory_that_cannot_be_had_exits_with_2(monkeypatch: pytest.MonkeyPatch)
         (["explain", "linear", "--shape", "4x8,8x8", "--set", "activation=silly"], "--set activation: got 'silly'"),
         (["explain", "attention", "--shape", "4x1x8,4x1x8,4x1x8", "--set", f"window={10**30}"], "a 64-bit int"),
         (["explain", "quant_linear", "--shape", "x=4x8,planes=3x4"], "none for planes, a list of tensors"),
+        (["explain", "softmax", "--shape", ""], "--shape: got ''"),
+        (["explain", "softmax", "--shape", "4x4", "--dtype", ""], "dtype: got ''"),
+        (["check", "softmax", "--shape", ""], "--shape: got ''"),
+        (["check", "softmax", "--shape", "4x4", "--dtype", ""], "dtype: got ''"),
+        (["check", "softmax", "--arch", ""], "arch: got ''"),
         (["check", "softmax", "--dtype", "bf16"], "--shape: got None"),
         (["check", "softmax", "--shape", "4x4", "--dtype", "int8"], "--dtype: got 'int8'"),
         (["check", "softmax", "--grid", "2"], "--grid: got 2, allowed: none for an op"),

@@ -67,9 +67,9 @@ def command(
             allowed = ", ".join(files_own if raw else ops_own)
             raise ArgumentError(name, shown, f"none for {'a file' if raw else 'an op'}, which takes {allowed}")
     if raw:
-        run = of_file(target, kernel, grid or "1", block or "32", smem or 0, args)
+        run = of_file(target, kernel, "1" if grid is None else grid, "32" if block is None else block, smem or 0, args)
     else:
-        run = of_op(target, shape, dtype, scalars, arch or "90a")
+        run = of_op(target, shape, dtype, scalars, "90a" if arch is None else arch)
     findings: list[dict[str, Any]] = []
     with check.recording() as reports:
         for seed in range(seeds):
@@ -118,18 +118,18 @@ def of_op(
     from pykern.testing import make_args
 
     op = registry.get(name)
-    kind = dtype_name(dtype) if dtype else None
-    if shape:
+    kind = dtype_name(dtype) if dtype is not None else None
+    if shape is not None:
         case = case_of(op, shape, kind, scalars, default="float32")
         problem = op.problem_of(case)
         outs = [output_info(problem, o) for o in op.outputs]
         sizes = [v.nbytes for v in problem.tensors.values() if v is not None]
         refuse_large("--shape", sum(sizes) + sum(math.prod(s) * ITEMSIZE[d] for d, s in outs))
     else:
-        if kind:
+        if kind is not None:
             raise ArgumentError("--shape", None, "sizes, where --dtype is given")
         smallest = min(op.cases(), key=lambda c: sum(math.prod(v.shape) for v in c.values() if isinstance(v, Spec)))
-        case = {**smallest, **case_of(op, "", None, scalars)}
+        case = {**smallest, **case_of(op, None, None, scalars)}
     op.planned(op.problem_of_args(make_args(op, case, 0)), host_target(arch))
 
     def run(seed: int) -> None:

@@ -29,10 +29,10 @@ def command(op: str, shape: str | None, dtype: str | None, arch: str, scalars: t
     found = registry.get(op)
     if arch not in TARGETS:
         raise ArgumentError("--arch", repr(arch), ", ".join(TARGETS))
-    if not shape and (scalars or dtype):
+    if shape is None and (scalars or dtype is not None):
         raise ArgumentError("--shape", None, "sizes, where --dtype or --set is given")
-    kind = dtype_name(dtype) if dtype else None
-    cases = [case_of(found, shape, kind, scalars)] if shape else list(found.cases())[:4]
+    kind = dtype_name(dtype) if dtype is not None else None
+    cases = [case_of(found, shape, kind, scalars)] if shape is not None else list(found.cases())[:4]
     out: list[dict[str, Any]] = []
     for case in cases:
         problem = found.problem_of(case)
@@ -79,7 +79,7 @@ def command(op: str, shape: str | None, dtype: str | None, arch: str, scalars: t
 
 
 def case_of(
-    found: Any, shape: str, dtype: str | None, scalars: tuple[str, ...], default: str = "bfloat16"
+    found: Any, shape: str | None, dtype: str | None, scalars: tuple[str, ...], default: str = "bfloat16"
 ) -> dict[str, Any]:
     """A Case from the command line's shapes and scalars. ``dtype``: what was asked for, else ``default`` where the
     argument may be that."""
@@ -90,7 +90,7 @@ def case_of(
     tensors = [a for a in found.inputs if isinstance(a, Tensor)]
     case: dict[str, Any] = {}
     taken, refusing = False, []
-    for n, part in enumerate(shape.split(",") if shape else []):
+    for n, part in enumerate(shape.split(",") if shape is not None else []):
         name, _, sizes = part.rpartition("=")
         dims = sizes_of(part, sizes)
         if not name and n >= len(tensors):
