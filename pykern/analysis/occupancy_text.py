@@ -94,13 +94,13 @@ def show_ncu(console: Console, launches: Sequence[Launch]) -> None:
 
 def show_tried(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     """Print what each launch bound, compiled, really gives."""
-    table = _table("launch bounds, compiled", "registers", "spills B", "blocks", "occupancy", "")
+    table = _table("launch bounds, compiled", "cc", "registers", "spills B", "blocks", "occupancy", "")
     for index, row in enumerate(rows):
-        if index and row["kernel"] != rows[index - 1]["kernel"]:
+        if index and (row["kernel"], row["cc"]) != (rows[index - 1]["kernel"], rows[index - 1]["cc"]):
             table.add_section()
         dropped = row["blocks"] < row["min_blocks"]
         table.add_row(
-            f"({row['threads']}, {row['min_blocks']}) {_short(row['kernel'], 40)}", str(row["regs"]),
+            f"({row['threads']}, {row['min_blocks']}) {_short(row['kernel'], 40)}", row["cc"], str(row["regs"]),
             f"{row['spills']:,}" if row["spills"] else "0", str(row["blocks"]), percent(row["occupancy"]),
             "something else binds" if dropped else "",
         )  # fmt: skip
