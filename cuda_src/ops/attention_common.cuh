@@ -102,20 +102,20 @@ PK_DEVICE Range visible(const Problem<T>& p, const Sequence& seq, int t) {
   return range;
 }
 
-// Piece `index` of the batch, where count(sequence) pieces belong to each sequence (none to one without queries, or
-// with a number of them that another launch takes). All 32 lanes of a warp call it
-// together: every lane counts one sequence, a prefix sum finds the owner. `s` is -1 past the last piece.
+// One of the pieces that the batch is cut into: piece `local` of sequence `s`, -1 past the last piece.
 struct Piece {
   int s, local;
   Sequence seq;
 };
 
+// How many pieces a sequence has: count(seq), none where it has no queries, or a number of them that another launch
+// takes.
 template <class T, class Count>
 PK_DEVICE int pieces_of(const Problem<T>& p, const Sequence& seq, Count count) {
   return seq.q_len >= p.min_q && seq.q_len <= p.max_q ? count(seq) : 0;
 }
 
-// How many pieces the batch has. Also for all 32 lanes together.
+// How many pieces the batch has. For all 32 lanes of a warp together.
 template <class T, class Count>
 PK_DEVICE int count_pieces(const Problem<T>& p, Count count) {
   if (p.sequences == 1 && p.cu_q == nullptr) return pieces_of(p, load_sequence(p, 0), count);
@@ -124,6 +124,7 @@ PK_DEVICE int count_pieces(const Problem<T>& p, Count count) {
   return warp_sum(sum);
 }
 
+// Piece `index` of the batch. For all 32 lanes together: each counts one sequence, a prefix sum finds the owner.
 template <class T, class Count>
 PK_DEVICE Piece find_piece(const Problem<T>& p, int index, Count count) {
   Piece piece;
@@ -159,6 +160,23 @@ PK_DEVICE Piece find_piece(const Problem<T>& p, int index, Count count) {
   piece.seq = Sequence{0, 0, 0, 0};
   return piece;
 }
+
+// The rows a block owns where blocks tile the queries, kRows at a time: row r of a sequence is head r % group of token
+// r / group.
+template <int kRows, class T>
+struct RowTile {
+  const Problem<T>& p;
+  int index;    // among all tiles
+  Piece piece;  // its s is -1 past the last tile
+
+  PK_DEVICE explicit RowTile(const Problem<T>& p)
+      : p(p),
+        // Under a causal mask the last tiles are the longest: they go first.
+        index(p.causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x),
+        piece(find_piece(p, index, [&](const Sequence& seq) { return ceil_div(seq.q_len * p.group, kRows); })) {}
+  PK_DEVICE int first() const { return piece.local * kRows; }
+  PK_DEVICE int count() const { return min(kRows, piece.seq.q_len * p.group - first()); }
+};
 
 // Where key `key` of sequence s lies: a page of the cache and a slot in it, or page 0 and a row of k. A page id out
 // of range is never followed: ok is false, and the caller answers NaN.
@@ -205,6 +223,19 @@ struct Merge {
     max = top;
   }
 };
+
+// Where blocks share rows: whether this one brings the last `mine` of `all` states, whose memory it then sees, all of
+// it. For the whole block together; `counter` is zero at rest, `seen` in shared memory.
+PK_DEVICE bool arrive_last(uint32_t* counter, uint32_t mine, uint32_t all, uint32_t& seen) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) seen = atomic_add_acq_rel(counter, mine);
+  __syncthreads();
+  if (seen + mine != all) return false;
+  __threadfence();
+  if (threadIdx.x == 0) st(counter, 0u);  // at rest again
+  return true;
+}
 
 // 1 / sum; a row without any key gives weight 0, so its output is 0.
 PK_DEVICE float inverse(float sum) { return sum == 0.f ? 0.f : 1.f / sum; }

@@ -365,13 +365,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
     tile_splits = 0;
     if (splits == 1) continue;
     uint32_t* arrival = &arrivals[(static_cast<int64_t>(first_slot) * shape.slices + item.slice) * p.kv_heads + head];
-    __threadfence();
-    __syncthreads();
-    if (tid == 0) smem.arrived = atomic_add_acq_rel(arrival, mine);
-    __syncthreads();
-    if (smem.arrived + mine != static_cast<uint32_t>(splits)) continue;
-    __threadfence();
-    if (tid == 0) *arrival = 0;  // at rest again
+    if (!arrive_last(arrival, mine, static_cast<uint32_t>(splits), smem.arrived)) continue;
     for (int i = tid; i < rows_here * kQuads; i += kThreads) {
       const int row = i / kQuads, column = i % kQuads * 4;
       if (column >= p.d) continue;

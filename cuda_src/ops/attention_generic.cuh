@@ -83,15 +83,11 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   grid_wait();
 
   const Problem<T> p{PK_ATTENTION_ARGS};
-  // Under a causal mask the last tiles are the longest: they go first.
-  const int tile = p.causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const Piece piece =
-      find_piece(p, tile, [&](const Sequence& seq) { return ceil_div(seq.q_len * p.group, kRows); });
-  if (piece.s < 0) return;
-  const Sequence seq = piece.seq;
+  const RowTile<kRows, T> tile(p);
+  if (tile.piece.s < 0) return;
+  const Sequence seq = tile.piece.seq;
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, head = blockIdx.y;
-  const int first_row = piece.local * kRows;
-  const int rows_here = min(kRows, seq.q_len * p.group - first_row);
+  const int first_row = tile.first(), rows_here = tile.count();
 
   // What the block, the warp and this lane's row see. Ranges only grow with the token.
   const int sub = lane % 4, my_row = warp * 8 + lane / 4;
@@ -131,7 +127,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
     const int key = key0 + tid;
     int64_t k_at = kAbsent, v_at = kAbsent;
     if (key >= block_lo && key < end) {
-      const Slot slot = find_slot(p, piece.s, seq, key);
+      const Slot slot = find_slot(p, tile.piece.s, seq, key);
       k_at = slot.ok ? slot.page * p.k_page_stride + slot.row * p.k_stride : kBadPage;
       v_at = slot.ok ? slot.page * p.v_page_stride + slot.row * p.v_stride : kBadPage;
     }
@@ -246,14 +242,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
 
   if (turns > 1) {
     // The block that finishes last reads all states back, in order.
-    uint32_t* arrival = &arrivals[tile * p.kv_heads + head];
-    __threadfence();
-    __syncthreads();
-    if (tid == 0) smem.arrived = atomic_add_acq_rel(arrival, 1u);
-    __syncthreads();
-    if (smem.arrived != static_cast<uint32_t>(turns - 1)) return;
-    __threadfence();
-    if (tid == 0) *arrival = 0;  // at rest again
+    if (!arrive_last(&arrivals[tile.index * p.kv_heads + head], 1u, static_cast<uint32_t>(turns), smem.arrived)) return;
     if (!row_exists) return;
     for (int s = 0; s < splits; ++s) {
       const int64_t at = out_row * max_splits + s;

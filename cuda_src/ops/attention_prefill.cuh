@@ -35,15 +35,11 @@ __global__ void __launch_bounds__(kWarps * 32) attention_prefill(PK_ATTENTION_PA
   grid_wait();
 
   const Problem<T> p{PK_ATTENTION_ARGS};
-  // Under a causal mask the last tiles are the longest: they go first.
-  const int tile = p.causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const Piece piece =
-      find_piece(p, tile, [&](const Sequence& seq) { return ceil_div(seq.q_len * p.group, kRows); });
-  if (piece.s < 0) return;
-  const Sequence seq = piece.seq;
+  const RowTile<kRows, T> tile(p);
+  if (tile.piece.s < 0) return;
+  const Sequence seq = tile.piece.seq;
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, head = blockIdx.y;
-  const int first_row = piece.local * kRows;
-  const int rows_here = min(kRows, seq.q_len * p.group - first_row);
+  const int first_row = tile.first(), rows_here = tile.count();
 
   // [lo, hi): some row sees the key. [all_lo, all_hi): every row does, no mask needed.
   const Range first = visible(p, seq, first_row / p.group);
@@ -72,7 +68,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_prefill(PK_ATTENTION_PA
   // The rows of a tile are looked up one tile before its copy starts, so that the page table's latency is hidden.
   bool bad_page = false;
   auto look_up = [&](int key0) {
-    return tid < kKeys && key0 < end ? find_key_row(p, piece.s, seq, key0 + tid, end, bad_page) : KeyRow{0, 0};
+    return tid < kKeys && key0 < end ? find_key_row(p, tile.piece.s, seq, key0 + tid, end, bad_page) : KeyRow{0, 0};
   };
   auto publish = [&](int stage, KeyRow row) {
     if (tid < kKeys) st(&smem.rows[stage][tid], row);
