@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from pykern.op import Case, Spec
+from pykern.plan import ceil_div
 from pykern.schema import FLOATS
 
 UNUSED_PAGE = 1 << 30  # fills page-table entries past a sequence's length: reading through it would be far outside
@@ -19,7 +20,7 @@ def keys_of(
     """Keys and values of sequence ``s``, ``[kv_len, kv_heads, d]``."""
     if page_table is not None:
         size, n = k.shape[1], int(kv_lens[s])
-        pages = page_table[s, : -(-n // size)].long()
+        pages = page_table[s, : ceil_div(n, size)].long()
         return tuple(x[pages].reshape(-1, *x.shape[2:])[:n] for x in (k, v))  # type: ignore[return-value]
     begin, end = (0, k.shape[0]) if cu_kv is None else (int(cu_kv[s]), int(cu_kv[s + 1]))
     if kv_lens is not None:
@@ -95,7 +96,7 @@ def batch(
     tokens, count = sum(q for q, _ in lens) + tail, len(lens)
     case: Case = {"lens": tuple(lens), "q": Spec(dtype, (tokens, kv_heads * group, d), layout)}
     if page_size:
-        pages = [-(-n // page_size) for _, n in lens]
+        pages = [ceil_div(n, page_size) for _, n in lens]
         shape: tuple[int, ...] = (sum(pages) + spare_pages, page_size, kv_heads, d)
         case["page_table"] = Spec("int32", (count, max(pages, default=0) + 1))
         case["kv_lens"] = Spec("int32", (count,))
@@ -135,7 +136,7 @@ def make(case: Case, rng: Any) -> dict[str, Any]:
         table = torch.full(case["page_table"].shape, UNUSED_PAGE, dtype=torch.int32)
         used = torch.zeros(pages, size, dtype=torch.bool)
         for s, (_, n) in enumerate(lens):
-            for i in range(-(-n // size)):
+            for i in range(ceil_div(n, size)):
                 table[s, i] = page = order.pop()
                 used[page, : n - i * size] = True
         if case["k"].layout != "expanded":

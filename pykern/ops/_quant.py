@@ -72,6 +72,11 @@ class Packed:
     def sizes(self) -> tuple[Arg, ...]:
         return I32(self.group), I32(self.groups), I32(self.tags)
 
+    @property
+    def fast(self) -> bool:
+        """Whether 8 weights at a multiple of 8 are whole, aligned, and of one group."""
+        return bool(self.tags & FAST)
+
 
 def packed(p: Problem) -> Packed:
     """The packed matrix of a problem with ``planes``, ``layout`` and ``group``."""

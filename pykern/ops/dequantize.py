@@ -7,7 +7,6 @@ from typing import Any
 
 from pykern.op import Case, Draw, Op, Tolerance
 from pykern.ops._quant import (
-    FAST,
     LAYOUTS,
     Packed,
     dequantize_reference,
@@ -28,7 +27,7 @@ ID_TYPES = {"int32": 1, "int64": 2}
 
 def mode(p: Problem, q: Packed, dtype: str, wide: bool, ids: TensorInfo | None = None) -> tuple[int, str]:
     """How a thread goes about 8 weights, a DequantizeMode of the kernel, and that in words."""
-    if not (wide and q.tags & FAST):
+    if not (wide and q.fast):
         return 0, "k, the group or an address is not a multiple of what 8 weights need: one by one"
     if ids is None and in_own_type(p, q, dtype) and q.k % q.group == 0:
         return 2, "in pairs of the result's own type"

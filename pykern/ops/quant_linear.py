@@ -9,7 +9,7 @@ from typing import Any
 from pykern.errors import ArgumentError
 from pykern.op import Case, Draw, Op, Spec
 from pykern.ops import dequantize, linear
-from pykern.ops._quant import FAST, LAYOUTS, Packed, dequantize_reference, draw_planes, make_planes, packed, plane_specs
+from pykern.ops._quant import LAYOUTS, Packed, dequantize_reference, draw_planes, make_planes, packed, plane_specs
 from pykern.ops.linear import ACTIVATIONS, F32_SKINNY_TOKENS, MMA_SKINNY_TOKENS, Gemm
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, Workspace, Ws, ceil_div, template, tuned
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor, TensorInfo
@@ -38,7 +38,7 @@ def plan(p: Problem, target: Target) -> Plan:
         In("x"), *q.pointers, In("bias"), In("residual"), OutPtr("y"), I32(p.m), I32(q.n), I32(q.k), *q.sizes,
         I64(x_stride), I64(residual_stride), I32(ACTIVATIONS[p.activation]),
     )  # fmt: skip
-    slow = () if q.tags & 32 else ("k, the group or an address is not a multiple of what 8 weights need: one by one",)
+    slow = () if q.fast else ("k, the group or an address is not a multiple of what 8 weights need: one by one",)
     if x.dtype == "float32":
         kernel = template("pk::quant_linear_f32", f"pk::{q.layout.struct}")
         launch = Launch(kernel, ceil_div(q.n, 32), 128, args)
@@ -56,7 +56,7 @@ def plan(p: Problem, target: Target) -> Plan:
 def nibbles_allowed(p: Problem, q: Packed) -> bool:
     """Whether 4-bit codes can be decoded in x's own type, a group at a time: what quant_linear_nibbles.cuh wants."""
     planes = p["planes"]
-    if q.layout.bits != 4 or q.layout.block or q.layout.minima or not q.tags & FAST or not 0 < q.k < 1 << 30:
+    if q.layout.bits != 4 or q.layout.block or q.layout.minima or not q.fast or not 0 < q.k < 1 << 30:
         return False
     own = planes[1].dtype == p["x"].dtype and (len(planes) < 3 or planes[2].dtype == "uint8")
     return own and (q.groups == 1 or (q.group >= 32 and q.group & (q.group - 1) == 0))
