@@ -129,6 +129,8 @@ def test_memory_that_cannot_be_had_exits_with_2(monkeypatch: pytest.MonkeyPatch)
         (["check", "softmax", "--shape", ""], "--shape: got ''"),
         (["check", "softmax", "--shape", "4x4", "--dtype", ""], "dtype: got ''"),
         (["check", "softmax", "--arch", ""], "arch: got ''"),
+        (["check", "attention", "--shape", "q=4x2x16,k=8x2x16,v=8x2x16"], "arguments hang together: leave --shape out"),
+        (["check", "softmax", "--seeds", "9999999999999999999999"], "--seeds: got 9999999999999999999999"),
         (["check", "softmax", "--dtype", "bf16"], "--shape: got None"),
         (["check", "softmax", "--shape", "4x4", "--dtype", "int8"], "--dtype: got 'int8'"),
         (["check", "softmax", "--grid", "2"], "--grid: got 2, allowed: none for an op"),

@@ -56,8 +56,8 @@ def command(
     from pykern import check
     from pykern.errors import ArgumentError, CheckError, KernelError
 
-    if seeds < 1:
-        raise ArgumentError("--seeds", seeds, ">= 1")
+    if not 1 <= seeds <= 1_000_000:
+        raise ArgumentError("--seeds", seeds, "1..1000000")
     ops_own = {"--shape": shape, "--dtype": dtype, "--set": scalars or None, "--arch": arch}
     files_own = {"--kernel": kernel, "--grid": grid, "--block": block, "--smem": smem, "--arg": args or None}
     raw = target.endswith((".cuh", ".cu"))
@@ -130,7 +130,15 @@ def of_op(
             raise ArgumentError("--shape", None, "sizes, where --dtype is given")
         smallest = min(op.cases(), key=lambda c: sum(math.prod(v.shape) for v in c.values() if isinstance(v, Spec)))
         case = {**smallest, **case_of(op, None, None, scalars)}
-    op.planned(op.problem_of_args(make_args(op, case, 0)), host_target(arch))
+    try:
+        first = make_args(op, case, 0)
+    except (LookupError, TypeError, ValueError) as error:
+        if op.make is None or shape is None or isinstance(error, ArgumentError):
+            raise
+        # Lengths, page tables and the like hang together: the op makes them from words of its own cases.
+        why = f"none for {op.name}, whose arguments hang together: leave --shape out ({type(error).__name__}: {error})"
+        raise ArgumentError("--shape", repr(shape), why) from error
+    op.planned(op.problem_of_args(first), host_target(arch))
 
     def run(seed: int) -> None:
         args = make_args(op, case, seed)
