@@ -10,6 +10,7 @@ constexpr int kEmbeddingThreads = 256;
 template <bool kFast, class T>
 PK_DEVICE void embedding_chunk(const T* row, T* out, int at, int n) {
   const T nan = from_float<T>(NAN);
+  // A load from place n of any row reads nothing and is all padding.
   row_store<kFast>(out, at, n, row ? row_load<kFast>(row, at, n, nan) : row_load<kFast>(out, n, n, nan));
 }
 

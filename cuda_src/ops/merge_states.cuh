@@ -7,15 +7,17 @@
 
 namespace pk {
 
+constexpr int kMergeThreads = 256;
+
 // Strides in elements; rows of d elements, kVec (a divisor of d) per access.
 template <class T, int kVec>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kMergeThreads)
     merge_states(const T* __restrict__ a, const float* __restrict__ lse_a, const T* __restrict__ b,
                  const float* __restrict__ lse_b, T* out, float* __restrict__ lse, int64_t tokens, int heads, int d,
                  int64_t a_stride, int64_t a_head_stride, int64_t b_stride, int64_t b_head_stride,
                  int64_t lse_a_stride, int64_t lse_b_stride) {
   const int chunks = d / kVec;
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kMergeThreads + threadIdx.x;
   const int64_t row = at / chunks, token = row / heads;
   const int column = static_cast<int>(at % chunks) * kVec, head = static_cast<int>(row % heads);
   grid_wait();

@@ -89,8 +89,9 @@ PK_DEVICE void rope_copy(const T* in, T* out, int piece, int d, int rotary, bool
   if (p.b >= 0) st(out + p.b, ld(in + p.b));
 }
 
-template <class P>
-PK_DEVICE const float* rope_row(const float* table, const P* positions, int64_t token, int64_t table_rows, int rotary) {
+// The token's row of the table; null when its position is outside.
+PK_DEVICE const float* rope_row(const float* table, const int64_t* positions, int64_t token, int64_t table_rows,
+                                int rotary) {
   const int64_t position = ld(positions + token);
   return position >= 0 && position < table_rows ? table + position * rotary : nullptr;
 }
@@ -150,29 +151,29 @@ struct RopeAppendArgs {
 template <bool kFast, class T>
 PK_DEVICE void rope_append_one(const RopeAppendArgs<T>& a) {
   const int pieces = rope_pieces<T, kFast>(a.d, a.rotary);
-  const int lanes = a.heads + 2 * a.kv_heads;  // heads of q, k and v a token has, in this order
+  const int all_heads = a.heads + 2 * a.kv_heads;  // those of q, then of k, then of v
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kRopeThreads + threadIdx.x;
-  if (i >= a.tokens * lanes * pieces) return;
+  if (i >= a.tokens * all_heads * pieces) return;
   const int piece = static_cast<int>(i % pieces);
-  const int lane = static_cast<int>(i / pieces % lanes);
-  const int64_t token = i / pieces / lanes;
-  if (lane < a.heads) {
+  const int which = static_cast<int>(i / pieces % all_heads);
+  const int64_t token = i / pieces / all_heads;
+  if (which < a.heads) {
     const float* angles = rope_row(a.table, a.positions, token, a.table_rows, a.rotary);
-    rope_move<kFast>(a.q + token * a.q_t + lane * a.q_h, a.q_out + (token * a.heads + lane) * a.d, piece, a.d, angles,
+    rope_move<kFast>(a.q + token * a.q_t + which * a.q_h, a.q_out + (token * a.heads + which) * a.d, piece, a.d, angles,
                      a.rotary, a.interleaved);
     return;
   }
   const int64_t slot = ld(a.slots + token);
   if (slot < 0 || slot >= a.pages * a.page_size) return;
   const int64_t page = slot / a.page_size, row = slot % a.page_size;
-  if (lane < a.heads + a.kv_heads) {
-    const int head = lane - a.heads;
+  if (which < a.heads + a.kv_heads) {
+    const int head = which - a.heads;
     const float* angles = rope_row(a.table, a.positions, token, a.table_rows, a.rotary);
     rope_move<kFast>(a.k + token * a.k_t + head * a.k_h, a.k_cache + page * a.kc_p + row * a.kc_s + head * a.kc_h,
                      piece, a.d, angles, a.rotary, a.interleaved);
     return;
   }
-  const int head = lane - a.heads - a.kv_heads;
+  const int head = which - a.heads - a.kv_heads;
   rope_copy<kFast>(a.v + token * a.v_t + head * a.v_h, a.v_cache + page * a.vc_p + row * a.vc_s + head * a.vc_h, piece,
                    a.d, a.rotary, a.interleaved);
 }
