@@ -121,8 +121,8 @@ PK_DEVICE bool second_tile(int m) {
   return tokens > 8;
 }
 
-// One warp's share of the sum: the next slice's codes are in flight while this one's are used. The tokens of a slice are
-// loaded together, the first 8 a slice ahead: a load of L2 before each step of 32 k is what would take the time.
+// One warp's share of the sum. Codes of the next slice are loaded once this one's are used, the first 8 tokens a whole
+// slice ahead: a load of L2 before each step of 32 k is what would take the time.
 template <class L, class T>
 PK_DEVICE void quant_sum_fast(QuantPlanes q, const T* x, int64_t x_stride, int m, int n0, int n,
                               float (&acc)[2][4]) {

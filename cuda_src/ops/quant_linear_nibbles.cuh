@@ -6,7 +6,7 @@
 // instructions (5 a weight). Here each warp has a ring of slices of codes in shared memory, filled by cp.async
 // kStages - 1 slices ahead, x and scales come a slice or two ahead into registers, and ldmatrix hands each lane the
 // word that its place in the fragment wants. A pair of weights then costs 1 or 2 bit operations and 2 of arithmetic,
-// in all some 2.5 instructions a weight.
+// in all 2.9 instructions a weight.
 //
 // Codes become numbers in x's own type, each operation exact but the last, which rounds as float32 arithmetic and one
 // conversion do:
@@ -126,7 +126,7 @@ struct NibbleWarp {
   const uint8_t* codes[2 * kRowTiles];  // the chunks that this lane copies next: rows lane / 4 and every 8th after
   const uint16_t* scales;
   const uint8_t* zeros;  // or null
-  const T* x[kTokenTiles];  // this lane's k of the slice to load next, in a token of each tile; those past m repeat the last
+  const T* x[kTokenTiles];  // this lane's k of the slice to load next, in a token of each tile; past m the last one's
   uint8_t* ring;  // [kStages][kStageBytes], rows of 4 swizzled chunks of 16 bytes
   int k, shift;  // shift: log2(group)
   int group_row[kRowTiles][2];  // where the groups of rows g and g + 8 of each tile start
