@@ -225,7 +225,22 @@ def test_bad_arguments(tmp_path: Path) -> None:
         engine.generate([Sequence([])], 1)
     with pytest.raises(ArgumentError, match="sequence length: got 200, allowed: at most 128"):
         engine.generate([Sequence([1] * 200)], 1)
-    bad = {"temperature": (-1.0, float("nan")), "top_k": (-1,), "top_p": (0.0, 1.5), "min_p": (1.0,), "seed": (-1,)}
+    with pytest.raises(ArgumentError, match="max_tokens: got '3', allowed: an int"):
+        engine.generate([Sequence([1])], "3")  # type: ignore[arg-type]
+    same = Sequence([1, 2])
+    with pytest.raises(ArgumentError, match="sequences: got 2, one of them twice"):
+        engine.generate([same, same], 1)  # it would write its pages twice
+    vocab = engine.model.config.vocab
+    for token in (vocab, -1, 2**40, 1.5, True, "a", None):
+        with pytest.raises(ArgumentError, match=rf"sequences\[1\].ids: got .*, allowed: ints in 0..{vocab - 1}"):
+            engine.generate([Sequence([1]), Sequence([1, token])], 1)  # type: ignore[list-item]
+    for sampling in ([], [Sampling()] * 2, ["greedy"], "greedy", {"seed": 1}):
+        with pytest.raises(ArgumentError, match="sampling: got .*, allowed: a Sampling, or a list of 1"):
+            engine.generate([Sequence([1])], 1, sampling)  # type: ignore[arg-type]
+    bad: dict[str, tuple[Any, ...]] = {
+        "temperature": (-1.0, float("nan"), float("inf"), 1e300, "hot", None, True), "top_k": (-1, 2**31, 2.5, "3"),
+        "top_p": (0.0, 1.5, float("nan"), "1"), "min_p": (1.0, float("nan")), "seed": (-1, 2**63, 1.0, True, None),
+    }  # fmt: skip
     for name, values in bad.items():
         for value in values:
             with pytest.raises(ArgumentError, match=f"{name}: got"):

@@ -140,6 +140,9 @@ def test_other_dtypes(model: Path, dtype: str) -> None:
     [
         (["--max-tokens", 1000], "--max-tokens: got 1000, allowed: up to 255 after this prompt"),
         (["--temperature", -1], "temperature: got -1.0"),
+        (["--temperature", "1e300"], "temperature: got 1e+300"),
+        (["--top-k", 2**31], "top_k: got 2147483648"),
+        (["--prompt", "\udcff"], "prompt: got '\\udcff', which is no UTF-8"),
         (["--top-p", 0], "top_p: got 0.0"),
         (["--system", "x"], "--system: got 'x', allowed: only together with --chat"),
         (["--prompt", ""], "--prompt: got '', allowed: at least one token"),

@@ -123,3 +123,22 @@ def test_the_real_one(smollm2_path: Path) -> None:
     source = hub.KNOWN["smollm2"]
     assert smollm2_path.stat().st_size == source.nbytes
     assert hashlib.sha256(smollm2_path.read_bytes()).hexdigest() == source.sha256
+
+
+@pytest.mark.parametrize("model", ["", "  ", "nowhere", "a\0b", "x" * 5000, "~nobody-here/m", None, 3, b"m"])
+def test_what_is_no_model_is_named(model: Any) -> None:
+    with pytest.raises(ModelError, match="^model: got .*known names: smollm2"):
+        hub.model_path(model)
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero"])
+def test_devices_are_no_models(path: str) -> None:
+    with pytest.raises(ModelError, match="a device or pipe, allowed: a file or folder"):
+        hub.model_path(path)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    from pykern.models.run import load
+
+    with pytest.raises(ModelError, match="model: got the folder .* with no config.json beside the weights, allowed: "):
+        load(tmp_path)

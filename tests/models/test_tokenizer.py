@@ -208,3 +208,11 @@ def test_typed_metadata_is_checked(tmp_path: Path) -> None:
     file.metadata["tokenizer.ggml.pre"] = f32(1.0)
     with pytest.raises(ModelError, match=r"tokenizer.ggml.pre: got 1.0 \(float\), allowed: str"):
         tokenizer_from_gguf(GGUFFile(file.write(tmp_path / "m.gguf")), VOCAB)
+
+
+def test_prompts_are_text(tiny: TextModel) -> None:
+    from pykern.errors import ArgumentError
+
+    for wrong in ("half a character \udcff", b"bytes", None, 3, ["a"]):
+        with pytest.raises(ArgumentError, match="^prompt: got .*, allowed: "):
+            tiny.encode(wrong)  # type: ignore[arg-type]
