@@ -191,6 +191,8 @@ class Runtime:
                     self._register(op)
                     self.functions[op.name] = make_public(op, self.torch)
                 found = self.functions[op.name]
+        if found.op is not op:  # type: ignore[attr-defined]
+            raise ArgumentError("op.name", repr(op.name), "a name that no other op of this process has")
         return found
 
     def _register(self, op: Op) -> None:

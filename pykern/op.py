@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pykern import plan as plans
+from pykern.declared import check_arguments, check_declaration
 from pykern.errors import ArgumentError, CaptureError
 from pykern.plan import Plan, Target, check_plan, host_target
 from pykern.schema import (
@@ -117,6 +118,9 @@ class Op:
     mutants: tuple[tuple[str, str], ...] = ()  # (text in the source, wrong text): planted errors the laws must catch
     no_mutants: str = ""  # why there are none, where there are none
 
+    def __post_init__(self) -> None:
+        check_declaration(self)
+
     @property
     def mutated(self) -> tuple[str, ...]:
         return tuple(a.name for a in self.inputs if isinstance(a, Tensor) and a.role == "mutated")
@@ -167,6 +171,7 @@ class Op:
         if not self.mutated and all(0 in output_info(problem, o)[1] for o in self.outputs):
             return Plan(variant="empty", numerics="empty", why=("nothing to compute: every output is empty",))
         made = self.plan(problem, target)
+        check_arguments(self, problem, made)
         made = replace(made, launches=tuple(replace(la, source=la.source or self.source) for la in made.launches))
         check_plan(made, target, self.name)
         return made
@@ -245,6 +250,8 @@ def all_ops() -> list[Op]:
 
 def register(op: Op) -> Op:
     """Add an op that does not live in the package (its ``source`` may be an absolute path to a .cuh file)."""
+    if not isinstance(op, Op):
+        raise ArgumentError("op", f"{type(op).__name__} {op!r}"[:80], "a pykern.op.Op")
     with _registry_lock:
         if op.name in _registry and _registry[op.name] is not op:
             raise ArgumentError("op.name", repr(op.name), "a name that is not taken")

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "pykern"
 LAYERS = ["leaves", "jit", "op", "ops", "graphs", "models", "top"]
-LEAVES = {"__init__", "errors", "schema", "plan", "numerics"}
+LEAVES = {"__init__", "errors", "schema", "plan", "declared", "numerics"}
 MAX_LINES = 800  # one reading; the aim is 400
 TEXT = {
     ".py",
