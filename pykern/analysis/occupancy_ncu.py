@@ -84,7 +84,10 @@ def read_ncu_csv(path: str) -> list[Launch]:
     start = next((i for i, line in enumerate(lines) if "Kernel Name" in line), None)
     if start is None:
         raise ArgumentError(path, "text without a 'Kernel Name' column", "the output of ncu --csv")
-    rows = list(csv.DictReader(lines[start:]))
+    try:
+        rows = list(csv.DictReader(lines[start:]))
+    except csv.Error as error:
+        raise ArgumentError(path, f"text that is no CSV ({error})", "the output of ncu --csv") from None
     records = _details(rows) if rows and "Metric Name" in rows[0] else _raw(rows)
     launches = [_launch(record, path) for record in records]
     if not launches:
@@ -98,14 +101,14 @@ _Record = dict[str, Any]
 def _details(rows: list[dict[str, str]]) -> Iterator[_Record]:
     record: _Record = {}
     for row in rows:
-        identity = row.get("ID", "")
+        identity = row.get("ID") or ""
         if record and identity != record["id"]:
             yield record
             record = {}
         record.setdefault("id", identity)
-        record.setdefault("kernel", row.get("Kernel Name", ""))
-        record.setdefault("cc", row.get("CC", ""))
-        _put(record, row.get("Metric Name", ""), row.get("Metric Value", ""), row.get("Metric Unit", ""))
+        record.setdefault("kernel", row.get("Kernel Name") or "")
+        record.setdefault("cc", row.get("CC") or "")
+        _put(record, row.get("Metric Name") or "", row.get("Metric Value") or "", row.get("Metric Unit") or "")
         if row.get("Block Size"):
             record.setdefault("threads", _product(row["Block Size"]))
         if row.get("Grid Size"):
@@ -119,7 +122,7 @@ def _raw(rows: list[dict[str, str]]) -> Iterator[_Record]:
         return
     units = rows[0] if not rows[0].get("Kernel Name") else {}
     for row in rows[1:] if units else rows:
-        record: _Record = {"kernel": row.get("Kernel Name", ""), "cc": row.get("CC", "")}
+        record: _Record = {"kernel": row.get("Kernel Name") or "", "cc": row.get("CC") or ""}
         for metric, value in row.items():
             if isinstance(metric, str) and isinstance(value, str):
                 _put(record, metric, value, units.get(metric) or "")
@@ -133,6 +136,8 @@ def _put(record: _Record, metric: str, value: str, unit: str) -> None:
     try:
         number = float(value.replace(",", ""))
     except ValueError:
+        return
+    if not 0 <= number < 1e15:  # nor NaN; no metric read here is negative
         return
     scale = _UNITS.get(unit.lower().removesuffix("/block"), 1)
     record[name] = number if scale == 1 else _roundest(number * scale, scale / 200)
@@ -167,7 +172,7 @@ def _launch(record: _Record, path: str) -> Launch:
     if missing:
         names = ", ".join(repr(_FIELDS[name][0]) for name in missing)
         allowed = f"a report with {names} (run ncu with --section LaunchStats --section Occupancy)"
-        raise ArgumentError(f"{path}: kernel {record.get('kernel', '')[:60]}", "too few metrics", allowed)
+        raise ArgumentError(f"{path}: kernel {record['kernel'][:60]}", "too few metrics", allowed)
     cc = parse_cc(record.get("cc") or "", "CC")
     if record.get("barriers") is None:  # the details page has only the limit they make
         limit = record.get("limit_barriers")

@@ -42,7 +42,7 @@ _TENSOR = re.compile(r"sm__ops_path_tensor_\w+\.sum")
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e30 < value < 1e30:  # nor NaN
         raise ArgumentError(name, repr(value)[:60], "a finite number")
     return float(value)
 

@@ -59,9 +59,9 @@ def choose_roof(gpu: str, dtype: str, kind: str, peak_tflops: float | None,
 def _measured_file(path: str) -> dict[str, Any]:
     try:
         value = json.loads(read_text(path))
-        good = isinstance(value["dense_tflops"], dict) and float(value["gbps"]) > 0
-        good = good and all(isinstance(v, (int, float)) and v > 0 for v in value["dense_tflops"].values())
-    except (ValueError, KeyError, TypeError, RecursionError):
+        rates = [value["gbps"], *value["dense_tflops"].values()]
+        good = all(type(rate) in (int, float) and 0 < rate < 1e12 for rate in rates)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         good = False
     require(good, "--roof", path, "a file that --measure --out wrote (gbps, dense_tflops)")
     return value

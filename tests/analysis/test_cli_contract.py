@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import resource
 import subprocess
@@ -51,8 +52,6 @@ def invoke(tool: str, *args: str, stdin: str | None = None) -> Result:
 def program(tool: str, *args: str, command: bool = False, **kwargs: object) -> subprocess.CompletedProcess[bytes]:
     """Run ``tools/x.py`` or ``pykern x`` as a process of its own."""
     start = ["-m", "pykern", tool] if command else [str(ROOT / "tools" / f"{tool}.py")]
-    if not command and not Path(start[0]).is_file():
-        start = ["-m", "pykern", tool]
     settings: dict[str, object] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 120, "cwd": ROOT}
     return subprocess.run([sys.executable, *start, *args], check=False, **(settings | kwargs))  # type: ignore[call-overload]
 
@@ -207,6 +206,64 @@ def test_batch_lines_of_every_wrong_kind(tool: str, tmp_path: Path) -> None:
     assert result.stderr.count("error: ") >= len(wrong)
 
 
+def _damaged(value: object, rng: random.Random) -> object:
+    """``value`` with some of its parts replaced, left out, or under another key."""
+    if rng.random() < 0.12:
+        return rng.choice((*_VALUES, 1e30, "9" * 400, {"lines": [1]}, [None] * 40))
+    if isinstance(value, dict):
+        kept = [item for item in value.items() if rng.random() > 0.05]
+        return {key if rng.random() > 0.05 else "other": _damaged(item, rng) for key, item in kept}
+    if isinstance(value, list):
+        return [_damaged(item, rng) for item in value if rng.random() > 0.05]
+    return value
+
+
+def _damaged_text(text: str, rng: random.Random) -> str:
+    parts = list(text)
+    for _ in range(rng.randint(1, 30)):
+        at = rng.randrange(len(parts))
+        parts[at] = rng.choice(("", ",", '"', "\n", "-", "9" * 20, "nan", "%", "\0", "[", "e"))
+        if rng.random() < 0.1 and len(parts) > 300:
+            del parts[at : at + rng.randint(1, 200)]
+    return "".join(parts)
+
+
+_DOCUMENTS: list[tuple[tuple[str, ...], object]] = [
+    (("coalescing", "--table"), {"lines": [
+        {"file": "k.cuh", "line": 9, "space": "global", "op": "load", "bytes": 4, "requests": 12, "sectors": 13,
+         "ideal_sectors": 12, "wavefronts": 0, "ideal_wavefronts": 0, "unique_bytes": 60}]}),
+    (("roofline", "--bench"), {"rows": [
+        {"name": "a", "bytes": 1e6, "flops": 1e9, "time_us": 10, "dtype": "bf16"}, {"op": "b", "nbytes": 5, "ms": 1},
+        {"case": "c", "tflops": 3, "seconds": 1e-3}]}),
+    (("roofline", *ASK["roofline"], "--roof"),
+     {"name": "x", "gbps": 4000, "dense_tflops": {"bf16": 800}, "source": "s"}),
+    (("roofline", "--model"), {
+        "model_type": "mixtral", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 32000, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "head_dim": 128, "text_config": None}),
+]  # fmt: skip
+
+
+def test_damaged_documents_are_answered_or_refused(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    path = tmp_path / "document.json"
+    for call, document in _DOCUMENTS:
+        for _ in range(60):
+            path.write_text(json.dumps(_damaged(document, rng)), encoding="utf-8", errors="surrogatepass")
+            invoke(*call, str(path))
+    ncu, roofline_ncu = Path(NCU), DATA / "ncu_h200_details.csv"
+    texts = [(("occupancy", "--ncu"), ncu), (("occupancy", "--ncu"), ncu.with_name("ncu_raw.csv")),
+             (("roofline", "--ncu"), roofline_ncu), (("occupancy", "--threads", "128"), Path(PTXAS))]  # fmt: skip
+    for call, source in texts:
+        text = source.read_text(encoding="utf-8")[:20_000]
+        for _ in range(60):
+            path.write_text(_damaged_text(text, rng), encoding="utf-8")
+            invoke(*call, str(path))
+    path.write_text("ID,Kernel Name,Metric Name\n1," + "k" * 200_000 + ",x\n", encoding="utf-8")
+    for tool in ("occupancy", "roofline"):  # longer than a field of the csv module may be
+        assert invoke(tool, "--ncu", str(path)).exit_code == 2
+
+
 # --- streams and text -----------------------------------------------------------------------------------------------
 
 
@@ -275,8 +332,6 @@ def test_names_that_look_like_markup_are_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tool", sorted(COMMANDS))
 def test_start_up_takes_at_most_300_ms(tool: str, command: bool) -> None:
     """``--help`` and a small answer; the best of five, and processor time where the machine is busy."""
-    if tool == "report" and not command:
-        pytest.skip("the page has no program of its own in tools/")
     for args in (["--help"], *([ASK[tool], [*ASK[tool], "--json"]] if tool in ASK else [])):
         best = 10.0
         for _ in range(5):
