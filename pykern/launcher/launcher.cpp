@@ -136,7 +136,8 @@ struct Call {
     }
     for (int64_t j = 0; j < d; ++j) put(sr[j]);
     // A storage of 0 bytes (resize_(0), as sharded training does) keeps the tensor's sizes.
-    if (numel) throw std::runtime_error("got a tensor without memory (its storage is empty), allowed: one with its data");
+    if (numel)
+      throw std::runtime_error("got a tensor without memory (its storage is empty), allowed: one with its data");
   }
 
   void scalar(double fv, int64_t iv) {
