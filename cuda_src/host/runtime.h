@@ -275,10 +275,11 @@ struct Grid {
 struct Job {
   Grid* grid = nullptr;
   std::atomic<uint64_t> next{0};
-  std::atomic<int> active{0};  // workers in it
-  std::atomic<int> stuck{0};   // workers of those that only see threads polling
   std::atomic<bool> failed{false};
-  std::mutex mutex;  // guards error
+  std::mutex mutex;  // guards the next four
+  int active = 0;    // workers in it
+  uint64_t epoch = 0;  // advances after a worker's threads have done what those of another may be polling for
+  int stuck = 0;       // workers that have polled in vain since the epoch began
   std::string error;
   int helpers = 0;  // pool threads in it; guarded by the pool's mutex, as is done
   std::condition_variable done;

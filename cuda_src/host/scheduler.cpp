@@ -173,22 +173,42 @@ void fail_deadlock(Worker* w) {
   w->failed_thread = first->index;
 }
 
+// How long a worker's pollers have seen nothing new.
+struct Idle {
+  uint64_t progress = 0;  // the worker's, when last looked at
+  int rounds = 0;
+  uint64_t epoch = 0;    // the job's, when the pollers' latest turn began
+  bool counted = false;  // among the stuck of that epoch
+};
+
+// Whether no worker of the job can do what the pollers wait for. Threads of other workers may: it is a deadlock only
+// when all workers have polled in vain since the last of them did anything. Whoever did something and has not said so
+// yet is not counted among the stuck.
+bool all_stuck(Job* job, Idle* idle) {
+  std::lock_guard<std::mutex> lock(job->mutex);
+  if (idle->rounds == 0) {
+    ++job->epoch;
+    job->stuck = 0;
+  } else if (idle->epoch == job->epoch && !idle->counted) {
+    ++job->stuck;
+    idle->counted = true;
+  }
+  if (idle->epoch != job->epoch) {
+    idle->epoch = job->epoch;
+    idle->counted = false;
+  }
+  return idle->counted && job->stuck >= job->active;
+}
+
 // Nothing is ready. True if the pollers were given another turn.
-bool turn_pollers(Worker* w, uint64_t* last_progress, int* idle) {
+bool turn_pollers(Worker* w, Idle* idle) {
   if (w->pollers.empty()) return false;
-  if (w->progress != *last_progress) {
-    if (*idle > kIdleRounds && w->job) --w->job->stuck;
-    *idle = 0;
-    *last_progress = w->progress;
-  } else if (++*idle == kIdleRounds + 1 && w->job) {
-    ++w->job->stuck;
-  }
-  if (*idle > kIdleRounds) {
-    // Threads of other workers may still set the flag: it is a deadlock only when all of them are as stuck as
-    // this one.
-    if (w->job == nullptr || w->job->stuck >= w->job->active) return false;
-    sched_yield();
-  }
+  idle->rounds = w->progress != idle->progress ? 0 : idle->rounds + 1;
+  idle->progress = w->progress;
+  const bool long_idle = idle->rounds > kIdleRounds;
+  if (long_idle && w->job == nullptr) return false;
+  if (w->job != nullptr && (long_idle || idle->rounds == 0) && all_stuck(w->job, idle)) return false;
+  if (long_idle) sched_yield();
   for (Fiber* f : w->pollers) w->ready.push(f);
   w->pollers.clear();
   return true;
@@ -282,11 +302,13 @@ void poll(Fiber* f, const void* address, uint64_t seen, const char* what, const 
 void run_serial(Worker* w, Job* job) {
   begin(w);
   w->job = job;
-  ++job->active;
+  {
+    std::lock_guard<std::mutex> lock(job->mutex);
+    ++job->active;
+  }
   Grid* g = job->grid;
   const uint64_t seed = w->random;
-  uint64_t last_progress = 0;
-  int idle = 0;
+  Idle idle;
   bool more = true;
   while (!w->failed && !job->failed.load(std::memory_order_relaxed)) {
     run_fibers(w);
@@ -304,14 +326,18 @@ void run_serial(Worker* w, Job* job) {
       more = false;
     }
     if (w->live_clusters == 0) break;
-    if (turn_pollers(w, &last_progress, &idle)) continue;
+    if (turn_pollers(w, &idle)) continue;
     fail_deadlock(w);
   }
-  --job->active;
-  if (w->failed) {
+  {
     std::lock_guard<std::mutex> lock(job->mutex);
-    if (job->error.empty()) job->error = w->error;
-    job->failed = true;
+    --job->active;
+    ++job->epoch;
+    job->stuck = 0;
+    if (w->failed) {
+      if (job->error.empty()) job->error = w->error;
+      job->failed = true;
+    }
   }
   if (job->failed) w->failed = true;  // whatever is still suspended is abandoned
   end(w);
@@ -320,8 +346,7 @@ void run_serial(Worker* w, Job* job) {
 
 void run_interleaved(Worker* w, std::vector<Grid*>& grids) {
   begin(w);
-  uint64_t last_progress = 0;
-  int idle = 0;
+  Idle idle;
   const int sms = grids.empty() || !grids[0]->launch->options || grids[0]->launch->options->sms <= 0
                       ? 4
                       : grids[0]->launch->options->sms;
@@ -361,7 +386,7 @@ void run_interleaved(Worker* w, std::vector<Grid*>& grids) {
       continue;
     }
     if (started || retire_load(w)) continue;
-    if (turn_pollers(w, &last_progress, &idle)) continue;
+    if (turn_pollers(w, &idle)) continue;
     fail_deadlock(w);
   }
   end(w);
