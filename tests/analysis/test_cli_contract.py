@@ -53,7 +53,8 @@ def program(tool: str, *args: str, command: bool = False, **kwargs: object) -> s
     """Run ``tools/x.py`` or ``pykern x`` as a process of its own."""
     start = ["-m", "pykern", tool] if command else [str(ROOT / "tools" / f"{tool}.py")]
     settings: dict[str, object] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 120, "cwd": ROOT}
-    return subprocess.run([sys.executable, *start, *args], check=False, **(settings | kwargs))  # type: ignore[call-overload]
+    command_line = [sys.executable, *start, *args]
+    return subprocess.run(command_line, check=False, **(settings | kwargs))  # type: ignore[call-overload]
 
 
 # --- exit codes -----------------------------------------------------------------------------------------------------
