@@ -160,8 +160,9 @@ PK_DEVICE void sample_draw(int n, SampleSmem& smem, Bits bits, Kept kept, Found 
   }
 }
 
+// Two blocks an SM, as batches are small; asked for three, sm_120 spills.
 template <class T>
-__global__ void __launch_bounds__(kSampleThreads)
+__global__ void __launch_bounds__(kSampleThreads, 2)
     sample(const T* __restrict__ x, const int64_t* __restrict__ seeds, const int64_t* __restrict__ offsets,
            const float* __restrict__ temperatures, const int32_t* __restrict__ top_ks, const float* __restrict__ top_ps,
            const float* __restrict__ min_ps, int64_t* __restrict__ ids, bool* __restrict__ valid, int n, int64_t stride,
