@@ -129,7 +129,7 @@ struct DecodeWalk {
     if (lane >= 16 || !live()) return KeyRow{0, 0};
     bool bad = false;
     const KeyRow row = find_key_row(p, s, seq, begin + step * kStep + warp * 16 + lane, end, bad);
-    if (bad) items[index % count_items].bad_page = 1;
+    if (bad) atomicOr(&items[index % count_items].bad_page, 1);
     return row;
   }
 };

@@ -326,7 +326,7 @@ def test_a_page_id_out_of_range_gives_nan_to_its_sequence_alone(dtype, q_len, pa
     assert bool(torch.isnan(got[q_len:]).all())
 
 
-@pytest.mark.parametrize(("dtype", "q_len"), [("float32", 1), ("bfloat16", 12)])
+@pytest.mark.parametrize(("dtype", "q_len"), [("float32", 1), ("bfloat16", 1), ("bfloat16", 12)])
 def test_a_page_id_out_of_range_is_no_finding_of_the_checker(dtype, q_len):
     args = args_of(dtype, [(q_len, 40), (q_len, 50)], d=32, kv_heads=1, group=2, page_size=16, causal=True)
     for page in (-1, -(2**31), len(args["k"]), 2**31 - 1):
