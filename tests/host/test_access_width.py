@@ -106,7 +106,7 @@ PK_VARIANT(k)
 def kernels() -> dict[str, tuple[str, str]]:
     """One instance of every kernel template that a plan can choose: name -> (source, instance)."""
     instances: dict[tuple[str, str], set[str]] = {}
-    for each, _, plan in op.sample_plans(host_target()):
+    for each, _, plan in op.sample_plans(host_target(), op.names()):
         for launch in plan.launches:
             name = launch.kernel.split("<")[0]
             instances.setdefault((launch.source or each.source, name), set()).add(launch.kernel)
