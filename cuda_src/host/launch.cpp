@@ -11,7 +11,7 @@
 namespace pk::host {
 namespace {
 
-constexpr uint64_t kSmallLaunch = 2048;  // threads; below it waking a second core costs more than it brings
+constexpr uint64_t kSmallLaunch = 2048;  // threads; below it waking a second core may cost more than it brings
 
 const PkOptions kDefaults{0, 0, 0, PK_ASYNC_EAGER, 0, 0};
 
@@ -114,9 +114,8 @@ void helper_main() {
   }
 }
 
-void run_parallel(Job* job, int threads) {
+void ask(Job* job, int helpers) {
   Pool& p = pool();
-  const int helpers = threads - 1;
   {
     std::lock_guard<std::mutex> lock(p.mutex);
     while (p.threads < helpers) {
@@ -127,9 +126,13 @@ void run_parallel(Job* job, int threads) {
     p.wanted.push_back(helpers);
   }
   for (int i = 0; i < helpers; ++i) p.wake.notify_one();
-  work(job);
+}
+
+// Waits for the helpers that have come; the others are no longer wanted.
+void dismiss(Job* job) {
+  Pool& p = pool();
   std::unique_lock<std::mutex> lock(p.mutex);
-  for (size_t i = 0; i < p.jobs.size(); ++i) {  // helpers that have not come are no longer wanted
+  for (size_t i = 0; i < p.jobs.size(); ++i) {
     if (p.jobs[i] != job) continue;
     p.jobs.erase(p.jobs.begin() + static_cast<ptrdiff_t>(i));
     p.wanted.erase(p.wanted.begin() + static_cast<ptrdiff_t>(i));
@@ -211,12 +214,16 @@ std::string run_one(Grid* g) {
   job.grid = g;
   int threads = o.threads > 0 ? o.threads : static_cast<int>(std::thread::hardware_concurrency());
   threads = static_cast<int>(std::min<uint64_t>(static_cast<uint64_t>(std::max(threads, 1)), g->clusters));
-  if (g->blocks * g->threads < kSmallLaunch && o.threads <= 0) threads = 1;
-  if (threads > 1) {
-    run_parallel(&job, threads);
-  } else {
-    work(&job);
+  const int helpers = threads - 1;
+  if (helpers > 0 && o.threads <= 0 && g->blocks * g->threads < kSmallLaunch) {
+    job.reserve = helpers;
+    job.ask = ask;
+    job.began = std::chrono::steady_clock::now();
+  } else if (helpers > 0) {
+    ask(&job, helpers);
   }
+  work(&job);
+  if (helpers > 0 && job.reserve == 0) dismiss(&job);
   return job.error;
 }
 

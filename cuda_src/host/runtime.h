@@ -5,6 +5,7 @@
 // mbarrier's list, a warp collective, the pollers, or the ready queue.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdarg>
 #include <cstdint>
@@ -283,6 +284,11 @@ struct Job {
   std::string error;
   int helpers = 0;  // pool threads in it; guarded by the pool's mutex, as is done
   std::condition_variable done;
+  // A launch of few threads is begun alone, and asks for `reserve` helpers when its first clusters have shown that the
+  // others will take long. Set by the launching thread, and only while it is alone.
+  int reserve = 0;
+  void (*ask)(Job*, int helpers) = nullptr;
+  std::chrono::steady_clock::time_point began;
 };
 
 class ReadyQueue {

@@ -299,6 +299,20 @@ void poll(Fiber* f, const void* address, uint64_t seen, const char* what, const 
   fiber_suspend(f, what, file, line);
 }
 
+namespace {
+
+constexpr auto kWorthWaking = std::chrono::microseconds(60);  // of work left: another core comes in some 20
+
+void ask_for_help(Job* job, uint64_t done, uint64_t clusters) {
+  const auto left = (std::chrono::steady_clock::now() - job->began) * (clusters - done) / done;
+  if (left < kWorthWaking) return;
+  const int helpers = job->reserve;
+  job->reserve = 0;
+  job->ask(job, helpers);
+}
+
+}  // namespace
+
 void run_serial(Worker* w, Job* job) {
   begin(w);
   w->job = job;
@@ -318,6 +332,7 @@ void run_serial(Worker* w, Job* job) {
     if (more && room && (w->live_clusters == 0 || !w->pollers.empty())) {
       const uint64_t i = job->next.fetch_add(1, std::memory_order_relaxed);
       if (i < g->clusters) {
+        if (job->reserve != 0 && i != 0) ask_for_help(job, i, g->clusters);
         // The schedule of a cluster depends on the seed and its place alone, not on who runs it.
         if (seed) w->random = seed * 0x9e3779b97f4a7c15ull + i * 0xbf58476d1ce4e5b9ull + 1;
         start_cluster(w, g, i);
