@@ -160,3 +160,27 @@ def test_check_refuses_large_arguments(tmp_path: Path) -> None:
     path.write_text("__global__ void k(float* x) {}\n")
     done = run("check", str(path), "--arg", "f32[1000000x1000000]")
     assert done.exit_code == 2 and "--arg f32[1000000x1000000]: got 4,000,000,000,000 bytes" in done.stderr
+
+
+ONCE = {
+    "check": ["softmax", "--shape", "4x8", "--shape", "4x9"],
+    "coalescing": ["--stride", "1", "--stride", "2"],
+    "explain": ["linear", "--shape", "x=1x64", "--shape", "w=8x64"],
+    "generate": ["smollm2", "--prompt", "a", "--prompt", "b"],
+    "occupancy": ["--cc", "9.0", "--threads", "128", "--threads", "256", "--regs", "32"],
+    "roofline": ["--model", "llama-8b", "--batch", "1", "--batch", "2"],
+    "traffic": ["mlp", "--gpu", "gb10", "--gpu", "h200"],
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_an_option_given_twice_is_refused(name: str) -> None:
+    """click alone would take the last value."""
+    done = CliRunner().invoke(main, [name, *ONCE[name]])
+    assert done.exit_code == 2, done.output
+    assert "is given 2 times, allowed: once" in done.output
+
+
+def test_options_that_collect_and_flags_may_come_again() -> None:
+    done = CliRunner().invoke(main, ["explain", "softmax", "--shape", "4x8", "--set", "log=true", "--json", "--json"])
+    assert done.exit_code == 0, done.output

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+from pykern.commands._once import Once
 
-@click.command("bench", short_help="Time the ops on this GPU beside their peers.")
+
+@click.command("bench", cls=Once, short_help="Time the ops on this GPU beside their peers.")
 @click.argument("ops", nargs=-1)
 @click.option(
     "--repeats", type=click.IntRange(1), default=9, show_default=True, help="Replays of each arm; the median is shown."

@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from pykern.analysis import _cli
+from pykern.commands._once import Once
 
 
-@click.command("check", short_help="Run a kernel under the checker: races, bounds, traffic per line.")
+@click.command("check", cls=Once, short_help="Run a kernel under the checker: races, bounds, traffic per line.")
 @click.argument("target")
 @click.option("--shape", help='Sizes of the tensors of an op: "64x1000", or "x=16x512,w=64x512".')
 @click.option("--dtype", help="dtype of the floating-point inputs of an op; fp32 unless given. Needs --shape.")

@@ -20,6 +20,7 @@ from pykern.analysis.coalescing_expr import (
     strided,
 )
 from pykern.analysis.coalescing_fix import Fix, fixes, hint
+from pykern.commands._once import Once
 from pykern.errors import ArgumentError, require
 
 
@@ -87,7 +88,7 @@ def build_patterns(
 _ROWS = 12
 
 
-@click.command(name="coalescing", short_help="Sectors, bank conflicts and the fix of an access pattern.")
+@click.command(name="coalescing", cls=Once, short_help="Sectors, bank conflicts and the fix of an access pattern.")
 @click.option("--space", type=click.Choice(["global", "shared"]), default="global", show_default=True)
 @click.option("--op", type=click.Choice(["load", "store"]), default="load", show_default=True)
 @click.option(

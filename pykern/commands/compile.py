@@ -12,12 +12,13 @@ from typing import Any
 import click
 
 from pykern.analysis import _cli
+from pykern.commands._once import Once
 
 # sm_121 (GB10) runs sm_120 code; it is listed where an op plans it differently.
 DEFAULT_ARCHS = "80,90a,120"
 
 
-@click.command("compile", short_help="Build every op variant with nvcc (no GPU needed).")
+@click.command("compile", cls=Once, short_help="Build every op variant with nvcc (no GPU needed).")
 @click.argument("ops", nargs=-1)
 @click.option("--arch", default=DEFAULT_ARCHS, show_default=True, help="Architectures, comma separated.")
 @click.option("--jobs", type=click.IntRange(0), default=0, help="Compilers at once; 0: one per core.")

@@ -7,11 +7,12 @@ import json
 import click
 
 from pykern.analysis import _cli
+from pykern.commands._once import Once
 
 _COLOUR = {"ok": "green", "info": "blue", "warn": "yellow", "fail": "red"}
 
 
-@click.command("doctor", short_help="Explain this machine: Python, torch, compilers, GPU, cache.")
+@click.command("doctor", cls=Once, short_help="Explain this machine: Python, torch, compilers, GPU, cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(as_json: bool) -> None:
     """Check Python, torch, g++, ninja, nvcc, GPU and cache. Works where torch is broken or missing.

@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from pykern.commands._once import Once
 
-@click.command("explain", short_help="Which kernel variant a problem gets, and why.")
+
+@click.command("explain", cls=Once, short_help="Which kernel variant a problem gets, and why.")
 @click.argument("op")
 @click.option("--shape", help='Sizes of the tensors: "4096x4096" for the first, or "x=16x4096,w=4096x4096".')
 @click.option("--dtype", help="dtype of the floating-point inputs; bf16 unless given. Needs --shape.")

@@ -9,10 +9,12 @@ from typing import Any
 
 import click
 
+from pykern.commands._once import Once
+
 DTYPES = ["float32", "float16", "bfloat16"]
 
 
-@click.command("generate", short_help="Generate text with a GGUF or safetensors model.")
+@click.command("generate", cls=Once, short_help="Generate text with a GGUF or safetensors model.")
 @click.argument("model")
 @click.option("--prompt", required=True, help="The text to go on from; with --chat, the user's message.")
 @click.option("--max-tokens", type=click.IntRange(min=0), default=64, show_default=True)

@@ -12,6 +12,7 @@ import click
 
 from pykern.analysis import _cli
 from pykern.analysis.occupancy import from_fields, occupancy, parse_cc
+from pykern.commands._once import Once
 from pykern.errors import ArgumentError
 
 HELP = """What limits the occupancy of a kernel, and what to change.
@@ -32,7 +33,7 @@ Exit codes: 0 answered, 1 a gate failed or --diff found something worse, 2 bad i
 """
 
 
-@click.command(help=HELP, short_help="What limits a kernel's occupancy, and what to change.")
+@click.command(cls=Once, help=HELP, short_help="What limits a kernel's occupancy, and what to change.")
 @click.argument("source", required=False, metavar="[INPUT]")
 @click.option("--cc", "--arch", "cc", metavar="LIST", help="Compute capabilities: 9.0, sm_90a, or 8.0,9.0,12.0.")
 @click.option("--threads", type=int, help="Threads a block.")

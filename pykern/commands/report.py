@@ -9,10 +9,11 @@ import click
 
 from pykern.analysis import _cli
 from pykern.analysis.roofline import Work
+from pykern.commands._once import Once
 from pykern.errors import require
 
 
-@click.command(name="report", short_help="Every analysis on one interactive page that needs no network.")
+@click.command(name="report", cls=Once, short_help="Every analysis on one interactive page that needs no network.")
 @click.option(
     "--op",
     "ops",

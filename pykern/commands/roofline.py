@@ -14,6 +14,7 @@ from pykern.analysis import _cli
 from pykern.analysis._files import read_text
 from pykern.analysis.roofline import Placed, Work, place
 from pykern.analysis.roofline_gpus import Gpu, Roof, find_gpu, gpus
+from pykern.commands._once import Once
 from pykern.errors import ArgumentError, require
 
 _DTYPES = (
@@ -67,7 +68,7 @@ def _measured_file(path: str) -> dict[str, Any]:
     return value
 
 
-@click.command(name="roofline", short_help="What bounds ops, measurements and whole models on a chip.")
+@click.command(name="roofline", cls=Once, short_help="What bounds ops, measurements and whole models on a chip.")
 @click.argument("ops", nargs=-1, metavar="[OP[:SHAPE]]...")
 @click.option("--shape", help='Sizes for ops without their own: "4096x4096", or "x=16x4096,w=4096x4096".')
 @click.option("--set", "scalars", multiple=True, metavar="NAME=VALUE", help="A scalar argument of the op.")

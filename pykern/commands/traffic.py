@@ -20,12 +20,13 @@ from pykern.analysis.traffic_answer import (
     split_batch,
 )
 from pykern.analysis.traffic_chains import DEFAULT_SIZES, NAMED, find_chain
+from pykern.commands._once import Once
 from pykern.errors import require
 
 _DTYPES = click.Choice(["fp32", "fp16", "bf16", "fp8", "int4"])
 
 
-@click.command(name="traffic", short_help="What fusing a chain of operations saves, and from which batch on.")
+@click.command(name="traffic", cls=Once, short_help="What fusing a chain of operations saves, and from which batch on.")
 @click.argument("chain", default="mlp")
 @click.option(
     "--dtype",

@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from pykern.analysis import _cli
+from pykern.commands._once import Once
 
 
-@click.command("warmup", short_help="Compile op kernels ahead of their first call.")
+@click.command("warmup", cls=Once, short_help="Compile op kernels ahead of their first call.")
 @click.argument("ops", nargs=-1)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--arch", default="", help="Compile for this CUDA architecture (such as 90a); needs no GPU.")
