@@ -129,7 +129,11 @@ def test_an_empty_value_is_refused(tool: str) -> None:
     for param in COMMANDS[tool].params:
         if isinstance(param, click.Option) and not param.is_flag and param.nargs == 1:
             name = max(param.opts, key=len)
-            result = invoke(tool, *ASK.get(tool, []), name, "")
+            ask = list(ASK.get(tool, []))
+            for known in param.opts:  # options are given once
+                while known in ask:
+                    del ask[ask.index(known) : ask.index(known) + 2]
+            result = invoke(tool, *ask, name, "")
             assert result.exit_code == 2 and name in result.stderr, (name, result.output)
 
 
