@@ -13,5 +13,6 @@ class Once(click.Command):
         for option in dict.fromkeys(order):
             single = isinstance(option, click.Option) and not option.multiple and not option.is_flag
             if single and order.count(option) > 1:
-                raise click.UsageError(f"{'/'.join(option.opts)} is given {order.count(option)} times, allowed: once", ctx)
+                name, times = "/".join(option.opts), order.count(option)
+                raise click.UsageError(f"{name} is given {times} times, allowed: once", ctx)
         return super().parse_args(ctx, args)
