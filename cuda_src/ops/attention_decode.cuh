@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   const float fold = scale_of.capped ? 1.f : scale_of.inner;  // uncapped, exp2's argument takes the scale in
   const int q_lane = tile_at<kDim>(ldm_a_row(lane), ldm_a_col(lane) / 8);
   uint32_t q_frag[Smem::kKeepQ ? kDim / 16 : 1][4];
-  int stage = 0, tile_splits = 0;  // tile_splits: splits of the current tile that this block has done
+  int next_stage = 0, tile_splits = 0;  // tile_splits: splits of the current tile that this block has done
 
   for (int n = 0; n < run; ++n) {
     const DecodeItem& item = smem.items[warp][n % Smem::kItems];
@@ -232,7 +232,8 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
     for (int step = 0; step < steps; ++step) {
       cp_async_wait<kStages - 2>();
       issue();  // its barrier also makes this step's copies of all lanes visible
-      const int key0 = begin + step * walk.kStep + warp * 16;
+      const int stage = next_stage, key0 = begin + step * walk.kStep + warp * 16;
+      next_stage = stage + 1 == kStages ? 0 : stage + 1;
       if (end <= begin) break;  // the one step of an item without keys
       float s[2][4] = {};
 #pragma unroll
@@ -291,7 +292,6 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
         mma_m16n8k16<T>(acc[2 * c], a, b);
         mma_m16n8k16<T>(acc[2 * c + 1], a, b + 2);
       }
-      stage = stage + 1 == kStages ? 0 : stage + 1;
     }
 
     // Merge the warps' states in order, a few rows at a time, while the ring fills for the next item.

@@ -189,7 +189,8 @@ __global__ void __launch_bounds__(kWarps * 32) attention_prefill(PK_ATTENTION_PA
       }
     }
   }
-  cp_async_wait<0>();  // a block without keys still has q's copy in flight
+  cp_async_commit();  // a block without keys has q's copy in flight still, which no tile's commit took along
+  cp_async_wait<0>();
   const float poison = __syncthreads_or(bad_page) ? NAN : 0.f;
   grid_launch_dependents();
 

@@ -365,6 +365,7 @@ PLANTED = [
     ("attention_decode.cuh", "begin + step * walk.kStep + warp * 16;", "begin + step * walk.kStep;"),
     ("attention_decode.cuh", "+ head_of(r)) * max_splits;", "+ head * p.group) * max_splits;"),
     ("attention_decode.cuh", "for (int k = 0; k < splits; ++k)", "for (int k = 1; k < splits; ++k)"),
+    ("attention_decode.cuh", "next_stage = stage + 1 == kStages", "if (end > begin) next_stage = stage + 1 == kStages"),
 ]
 
 
@@ -382,11 +383,34 @@ def test_planted_errors_are_caught(file, right, wrong, tmp_path):
         return replace(made, launches=tuple(swap))
 
     broken = register(replace(op, name=f"attention_planted_{PLANTED.index((file, right, wrong))}", plan=plan))
-    lens = [(1, 700), (70, 90), (2, 300), (1, 17)]
+    lens = [(1, 700), (70, 90), (2, 300), (1, 0), (1, 17)]
     args = args_of("bfloat16", lens, d=32, kv_heads=1, group=2, page_size=16, causal=True)
     check(args)
     tol = op.tolerance("bfloat16")
-    assert mismatch(broken(**args), op.reference(**args), tol.rtol, tol.atol) is not None
+    with host(sms=1):  # a block goes through several items
+        assert mismatch(broken(**args), op.reference(**args), tol.rtol, tol.atol) is not None
+
+
+@pytest.mark.parametrize("sms", [1, 3])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "lens",
+    [
+        [(1, 5), (1, 0), (1, 30), (1, 100)],  # an empty slot of a decode batch
+        [(1, 0), (1, 0), (1, 40), (1, 0), (1, 7)],
+        [(3, 5), (3, 0), (3, 30)],
+        [(7, 5), (2, 40), (9, 3), (1, 33)],  # more queries than keys: the first see none
+        [(20, 30), (20, 0), (33, 64), (40, 20)],
+    ],
+    ids=str,
+)
+def test_sequences_without_visible_keys_touch_no_other(lens, dtype, sms):
+    """A block that goes on from an item without keys must find the next one's where they were copied to."""
+    args = args_of(dtype, lens, d=64, kv_heads=3, group=3, page_size=16, causal=True, return_lse=True)
+    with host(sms=sms):
+        check(args)
+    with host(sms=sms, check=True, seed=1):
+        check(args)
 
 
 # ---- plans and refusals
