@@ -261,6 +261,8 @@ def test_torch_compile_keeps_ops_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(4, 64), torch.randn(64)
     compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(x, w), f(x, w), atol=1e-6)
+    into = torch.compile(lambda x: pykern.softmax(x, out=torch.empty_like(x)), fullgraph=True, backend="aot_eager")
+    assert torch.equal(into(x), pykern.softmax(x))
 
 
 @pytest.mark.gpu

@@ -156,10 +156,9 @@ struct NibbleWarp {
   // Starts the copy of the slice at k0, the next that `codes` point to, or of nothing past the end of k; either way a
   // group of cp.async.
   PK_DEVICE void fetch(int k0, int stage) {
-    if (k0 + copy_k < k) {
+    const bool in = k0 + copy_k < k;  // past the end zeros: ldmatrix reads whole slices
 #pragma unroll
-      for (int i = 0; i < 2 * kRowTiles; ++i) cp_async<16>(ring + stage + copy_to + i * 512, codes[i]);
-    }
+    for (int i = 0; i < 2 * kRowTiles; ++i) cp_async<16>(ring + stage + copy_to + i * 512, codes[i], in);
 #pragma unroll
     for (int i = 0; i < 2 * kRowTiles; ++i) codes[i] += kNibbleRound / 2;
     cp_async_commit();

@@ -1,7 +1,7 @@
 // Sampling from logits: temperature, then top-k, top-p, min-p, then one draw. A block owns a row and reads it a few
 // times, the later ones from L2; the row is never sorted.
 //
-// A token's weight is exp((x - max) / T) as a fixed-point integer with 40 fraction bits, so sums over tokens are exact
+// A token's weight is exp((x - max) / T), or of probabilities x / max, as a fixed-point integer with 40 fraction bits, so sums over tokens are exact
 // and do not depend on the order in which threads add. Tokens are ordered by their words (core/order.cuh): by logit,
 // ties to the lowest index. Each filter is a threshold on that word, found by radix selection, one 8-bit digit a pass:
 //   top-k  the k-th largest word: exactly k tokens stay
@@ -31,13 +31,13 @@ template <class T>
 struct SampleRow {
   const T* x;
   int n;
-  bool probs;  // x holds probabilities: the weight is x itself
+  bool probs;  // x holds probabilities: the weight is x over the largest
   float max, inv_t;
 
   PK_DEVICE float value(int i) const { return to_float(ld(x + i)); }
   PK_DEVICE uint64_t weight(float v) const {
     if (v != v) return 0;
-    const float w = probs ? v : v == max ? 1.0f : __expf((v - max) * inv_t);
+    const float w = v == max ? 1.0f : probs ? v / max : __expf((v - max) * inv_t);
     return w > 0.0f ? static_cast<uint64_t>(fminf(w, 1.0f) * kWeightOne) : 0;
   }
 };

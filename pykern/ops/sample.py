@@ -57,7 +57,7 @@ def sample_row(
     if t == 0:
         return order[0], True
     w = {
-        i: int(min(x[i] if probs else math.exp((x[i] - top) / t), 1.0) * ONE) if x[i] > -math.inf else 0 for i in order
+        i: int((x[i] / top if probs else math.exp((x[i] - top) / t)) * ONE) if x[i] > -math.inf else 0 for i in order
     }
     w = {i: max(v, 0) for i, v in w.items()}
     kept = order[:k] if 0 < k < len(x) else order

@@ -109,6 +109,19 @@ def test_every_candidate_gives_the_same_bits(rows: int, device: str) -> None:
         registry.use_tuning(None)
 
 
+@pytest.mark.parametrize("k", [32, 96, 160, 224, 576])
+@pytest.mark.parametrize("m", [1, 9])
+def test_ends_of_k_that_are_no_whole_slice_are_no_finding(m: int, k: int) -> None:
+    """ldmatrix reads whole slices: what lies past the end of k must have been written, too."""
+    planes = pykern.quantize(torch.randn(21, k, generator=torch.Generator().manual_seed(k)).half(), "int4", 32)
+    x = torch.randn(m, k, generator=torch.Generator().manual_seed(m)).half()
+    assert variant(torch.float16, m, k, planes, "int4", 32) == "quant_nibbles"
+    want = pykern.linear(x, pykern.dequantize(planes, "int4", 32, "float16"))
+    for seed in (0, 1):
+        with pykern.host(arch="90a", check=True, seed=seed):
+            assert same_bits(pykern.quant_linear(x, planes, "int4", 32), want)
+
+
 def test_a_knob_has_candidates() -> None:
     registry.use_tuning('{"90a": {"quant_linear": {"stages_8": 5}}}')
     try:

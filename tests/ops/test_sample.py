@@ -70,3 +70,19 @@ def test_rows_without_a_probability_are_reported() -> None:
 def test_min_p_is_relative_to_the_likeliest() -> None:
     row = [math.log(p) for p in (0.5, 0.3, 0.15, 0.05)]
     assert support(row, min_p=0.2) == {0, 1, 2} and support(row, min_p=0.99) == {0}
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 3}], ids=str)
+def test_probabilities_need_not_be_normalised(filters: dict) -> None:
+    """Whatever they sum to, and over 1 each: a power of two changes no bit, another factor no frequency."""
+    p = torch.softmax(torch.tensor([1.0, 2.0, 0.0, -1.0, 3.0]), 0)
+    draws = 4000
+    seeds = torch.arange(draws)
+    ids = pykern.sample(p.expand(draws, 5), seeds, probs=True, **filters)
+    for factor in (0.25, 4.0, 2.0**40):
+        assert torch.equal(pykern.sample((p * factor).expand(draws, 5), seeds, probs=True, **filters), ids), factor
+    other = pykern.sample((p * 3).expand(draws, 5), seeds, probs=True, **filters)
+    assert (other != ids).sum() <= 2  # draws that lie on a boundary, to the last bit of a weight
+    if not filters:
+        counts = ids.bincount(minlength=5) / draws
+        assert float((counts - p).abs().max()) < 0.03
