@@ -14,18 +14,25 @@ bool within(uintptr_t a, const void* low, size_t bytes) {
   return a - reinterpret_cast<uintptr_t>(low) < bytes;
 }
 
-// In a loaded library: constant tables, vtables, the literals of messages.
-bool in_image(uintptr_t a) {
+// In the library that the accessing instruction is in: a kernel's constant tables, the literals of messages, and to
+// write its own global variables. Other libraries are hundreds of megabytes for a wild address to fall into.
+bool in_own_image(const Access& a) {
   return dl_iterate_phdr(
              [](dl_phdr_info* info, size_t, void* p) {
-               const uintptr_t at = *static_cast<uintptr_t*>(p);
-               for (int i = 0; i < info->dlpi_phnum; ++i) {
-                 const auto& h = info->dlpi_phdr[i];
-                 if (h.p_type == PT_LOAD && at - (info->dlpi_addr + h.p_vaddr) < h.p_memsz) return 1;
-               }
-               return 0;
+               const Access& access = *static_cast<const Access*>(p);
+               auto holds = [&](uintptr_t at, uint32_t flags) {
+                 for (int i = 0; i < info->dlpi_phnum; ++i) {
+                   const auto& h = info->dlpi_phdr[i];
+                   if (h.p_type == PT_LOAD && at - (info->dlpi_addr + h.p_vaddr) < h.p_memsz)
+                     return (h.p_flags & flags) == flags;
+                 }
+                 return false;
+               };
+               const bool write = (access.flags & kWrite) != 0;
+               return int{holds(reinterpret_cast<uintptr_t>(access.pc), PF_X) &&
+                          holds(access.address, write ? PF_W : PF_R)};
              },
-             &a) != 0;
+             const_cast<Access*>(&a)) != 0;
 }
 
 bool private_memory(const Fiber* f, uintptr_t a) {
@@ -53,7 +60,7 @@ void accumulators(const Access& a, ThreadCheck& t) {
 }
 
 __attribute__((noinline)) void constant_or_wild(Check* c, const Access& a) {
-  if (in_image(a.address)) return;
+  if (in_own_image(a)) return;
   for (auto& s : c->worker->all_stacks) {
     if (within(a.address, s->low, s->bytes))
       c->fatal("out_of_bounds", a, "", 0, "access to another thread's local variables");

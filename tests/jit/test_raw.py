@@ -436,3 +436,24 @@ def test_a_tensor_whose_storage_was_freed() -> None:
     x.untyped_storage().resize_(0)
     with pytest.raises(ArgumentError, match="^x: got a tensor without memory"):
         scale.launch(1, 64, x, y, 64, 2.0)
+
+
+def test_an_access_that_falls_into_another_library_is_out_of_bounds() -> None:
+    """Libraries take up hundreds of megabytes of the address space: a wild address must not count as a constant."""
+    unit = pykern.compile(
+        """
+__constant__ float table[2] = {3.f, 5.f};
+__global__ void read(float* y, long long at) { y[threadIdx.x] = y[threadIdx.x + at]; }
+__global__ void write(float* y, long long at) { y[threadIdx.x + at] = 1.f; }
+__global__ void constant(float* y, long long at) { y[threadIdx.x] = table[threadIdx.x % 2] + at; }"""
+    )
+    y = torch.zeros(32)
+    maps = [line.split() for line in open("/proc/self/maps") if "libtorch_cpu" in line]
+    assert maps
+    for place in (maps[0], maps[-1]):
+        at = (int(place[0].split("-")[0], 16) + 64 - y.data_ptr()) // 4
+        for kernel in ("read", "write"):
+            with pytest.raises(pykern.CheckError, match="in no tensor"):
+                unit.kernel(kernel).launch(1, 32, y, at, check=True)
+    unit.kernel("constant").launch(1, 32, y, 1, check=True)
+    assert y.tolist() == [4.0, 6.0] * 16
