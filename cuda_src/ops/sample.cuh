@@ -1,9 +1,10 @@
 // Sampling from logits: temperature, then top-k, top-p, min-p, then one draw. A block owns a row and reads it a few
 // times, the later ones from L2; the row is never sorted.
 //
-// A token's weight is exp((x - max) / T), or of probabilities x / max, as a fixed-point integer with 40 fraction bits, so sums over tokens are exact
-// and do not depend on the order in which threads add. Tokens are ordered by their words (core/order.cuh): by logit,
-// ties to the lowest index. Each filter is a threshold on that word, found by radix selection, one 8-bit digit a pass:
+// A token's weight is exp((x - max) / T), or of probabilities x / max, as a fixed-point integer with 40 fraction bits:
+// sums over tokens are exact and do not depend on the order in which threads add. Tokens are ordered by their words
+// (core/order.cuh): by logit, ties to the lowest index. Each filter is a threshold on that word, found by radix
+// selection, one 8-bit digit a pass:
 //   top-k  the k-th largest word: exactly k tokens stay
 //   top-p  the last word for which the weight of all larger ones is below p * (weight of what top-k left)
 //   min-p  a floor on the weight: min_p * the largest (2^40)

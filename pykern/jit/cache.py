@@ -50,7 +50,10 @@ def wanted_dir() -> Path:
 
 
 def _probe(folder: Path) -> str:
-    """Empty when files can be made and locked in ``folder``, else the reason why not."""
+    """Empty when files can be made, locked and built in ``folder``, else the reason why not."""
+    odd = sorted(set(str(folder)) & set("$:\n"))
+    if odd:
+        return f"ninja takes no path with {' or '.join(map(repr, odd))}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".probe-", dir=folder)

@@ -76,6 +76,14 @@ def test_unwritable_below_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert put().path.is_relative_to(used)
 
 
+@pytest.mark.parametrize("name", ["dol$x", "a:b"])
+def test_a_path_that_ninja_cannot_take(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """'$' and ':' mean something in a build file: every build would fail without a word."""
+    monkeypatch.setenv("PYKERN_CACHE", str(tmp_path / name))
+    with pytest.warns(RuntimeWarning, match="ninja takes no path with"):
+        assert cache.cache_dir() != tmp_path / name
+
+
 def test_fallback_is_not_a_folder_of_somebody_elses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     trap = tmp_path / f"pykern-{os.getuid()}"
