@@ -149,7 +149,8 @@ def test_other_dtypes(model: Path, dtype: str) -> None:
     ],
 )
 def test_refused_by_name(model: Path, options: list, message: str) -> None:
-    done = generate(model, "--prompt", "h", *options)
+    prompt = [] if "--prompt" in options else ["--prompt", "h"]
+    done = generate(model, *prompt, *options)
     assert done.exit_code == 2 and message in done.output and "Traceback" not in done.output
 
 
