@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,3 +33,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="GPU-only: no CUDA GPU here"))
         if "nvcc" in item.keywords and not nvcc:
             item.add_marker(pytest.mark.skip(reason="nvcc-only: no CUDA compiler here"))
+
+
+@pytest.fixture(scope="module")
+def own_registry() -> Iterator[None]:
+    """What the tests of a module register is forgotten: other tests go through every op."""
+    from pykern import op
+
+    before = dict(op._registry), dict(op._files)
+    yield
+    for table, old in zip((op._registry, op._files), before, strict=True):
+        table.clear()
+        table.update(old)

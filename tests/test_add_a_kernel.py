@@ -19,6 +19,8 @@ from click.testing import CliRunner
 
 from pykern.cli import main
 
+pytestmark = pytest.mark.usefixtures("own_registry")
+
 ROOT = Path(__file__).parent.parent
 DOC = (ROOT / "docs" / "add_a_kernel.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "unit_rows"
@@ -29,18 +31,6 @@ CONSOLE = "".join(re.findall(r"^```console\n(.*?)^```$", DOC, re.DOTALL | re.MUL
 COMMANDS = [
     (block.splitlines()[0], block.splitlines()[1:]) for block in re.split(r"^\$ ", CONSOLE, flags=re.MULTILINE) if block
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_registry() -> Iterator[None]:
-    """What these tests register is forgotten: other tests go through every op."""
-    from pykern import op
-
-    before = dict(op._registry), dict(op._files)
-    yield
-    for table, old in zip((op._registry, op._files), before, strict=True):
-        table.clear()
-        table.update(old)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from pykern.cli import main
+
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 # One kernel with every bug, chosen at run time, so that it is compiled once. `// BUG n` marks the line to be named.
 KERNEL = """#pragma once
@@ -72,18 +73,6 @@ def run(*args: str) -> Any:
     done = CliRunner().invoke(main, ["check", *args])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_registry() -> Iterator[None]:
-    """What these tests register is forgotten: other tests go through every op."""
-    from pykern import op
-
-    before = dict(op._registry), dict(op._files)
-    yield
-    for table, old in zip((op._registry, op._files), before, strict=True):
-        table.clear()
-        table.update(old)
 
 
 @pytest.fixture(scope="module")

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from _scripts import load_script
 
 from pykern import op as registry
 from pykern.plan import TARGETS
 
-ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.usefixtures("own_registry")
 
-
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("sanitize", ROOT / "scripts" / "sanitize.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sanitize"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
+script = load_script("sanitize")
 
 MEMCHECK = "========= COMPUTE-SANITIZER\nCASES 229\n========= ERROR SUMMARY: {} errors\n"
 RACECHECK = MEMCHECK.replace("ERROR SUMMARY: {} errors", "RACECHECK SUMMARY: {} hazards displayed (0 errors)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _scripts import load_script
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
 def bootstrap() -> Any:
-    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "scripts" / "bootstrap.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("bootstrap")
 
 
 def test_requirements_are_read_from_pyproject(bootstrap: Any) -> None:

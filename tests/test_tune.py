@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
+from _scripts import load_script
 
 from pykern import op as registry
 from pykern.plan import TARGETS, Tuning
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("tune", ROOT / "scripts" / "tune.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["tune"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
+script = load_script("tune")
 
 KNOBS = {"a": (1, 2), "b": (8, 4, 16)}
 DEFAULT = (("a", 1), ("b", 8))

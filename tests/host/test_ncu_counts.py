@@ -7,27 +7,17 @@ reason, its problem has ``"because": {count: {"ncu": n, "host": n, "reason": "..
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("ncu_counts", ROOT / "scripts" / "ncu_counts.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ncu_counts"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
+script = load_script("ncu_counts")
 RECORD: dict[str, Any] = json.loads(script.DATA.read_text()) if script.DATA.exists() else {"problems": []}
 RECORDED = {p["name"]: p for p in RECORD["problems"]}
 needs_record = pytest.mark.skipif(not RECORDED, reason="tests/data/ncu_counts.json has not been written on a GPU yet")

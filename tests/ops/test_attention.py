@@ -20,6 +20,8 @@ from pykern.ops.attention import op
 from pykern.plan import TARGETS, host_target
 from pykern.testing.data import make_args
 
+pytestmark = pytest.mark.usefixtures("own_registry")
+
 INF, NAN = math.inf, math.nan
 DTYPES = ("float32", "float16", "bfloat16")
 
