@@ -115,14 +115,20 @@ struct AnyRowGroup {
   PK_DEVICE static float max(float v, Smem& smem) { return warp_max(of_warps(warp_max(v), -INFINITY, smem)); }
 };
 
+// Where a thread's k-th chunk of a row starts.
+template <class T, class Group>
+PK_DEVICE int row_place(int k) {
+  return (k * Group::threads() + Group::thread()) * kChunk<T>;
+}
+
 // A row's chunks where a kernel keeps them: in registers, kPer a thread, or in memory, where every pass reads them
-// again. A thread's k-th chunk starts at element at(k); again() comes between two passes.
+// again. at(k) is where chunk k starts; again() comes between two passes.
 template <class T, class Group, int kPer>
 struct RegisterRow {
   static constexpr bool kFast = true;
   ChunkWords words[kPer];
   PK_DEVICE static constexpr int per() { return kPer; }
-  PK_DEVICE static int at(int k) { return (k * Group::threads() + Group::thread()) * kChunk<T>; }
+  PK_DEVICE static int at(int k) { return row_place<T, Group>(k); }
   PK_DEVICE Chunk<T> chunk(int k) const { return from_words<T>(words[k]); }
   PK_DEVICE void set(int k, const Chunk<T>& v) { words[k] = to_words(v); }
   PK_DEVICE void again() {
@@ -141,7 +147,7 @@ struct MemoryRow {
   int n;
   T pad;
   PK_DEVICE int per() const { return (n + Group::threads() * kChunk<T> - 1) / (Group::threads() * kChunk<T>); }
-  PK_DEVICE static int at(int k) { return (k * Group::threads() + Group::thread()) * kChunk<T>; }
+  PK_DEVICE static int at(int k) { return row_place<T, Group>(k); }
   PK_DEVICE Chunk<T> chunk(int k) const { return row_load<kFast>(row, at(k), n, pad); }
   PK_DEVICE void again() {}
 };

@@ -94,7 +94,7 @@ PK_DEVICE void softmax_twice(const T* in, T* out, int n, bool log, typename RowG
   const T pad = from_float<T>(-INFINITY);
   // Past the end a chunk is all padding; the bound keeps its index an int.
   auto place = [&](int64_t base, int k) {
-    const int64_t at = base + (k * kThreads + Group::thread()) * kChunk<T>;
+    const int64_t at = base + row_place<T, Group>(k);
     return static_cast<int>(at < n ? at : n);
   };
   float m = -INFINITY, s = 0.0f;

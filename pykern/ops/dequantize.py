@@ -34,10 +34,9 @@ def mode(p: Problem, q: Packed, dtype: str, wide: bool, ids: TensorInfo | None =
     return 1, "8 at a time, in float32"
 
 
-def launch(p: Problem, y: OutPtr | Ws, dtype: str, wide: bool, ids: TensorInfo | None = None) -> Launch:
-    """The kernel that writes the packed matrix of ``p`` as ``dtype`` to ``y``, or rows ``ids`` of it. ``wide``: rows
-    of y are whole, aligned chunks of 16 bytes."""
-    q = packed(p)
+def launch(p: Problem, q: Packed, y: OutPtr | Ws, dtype: str, wide: bool, ids: TensorInfo | None = None) -> Launch:
+    """The kernel that writes ``q``, the packed matrix of ``p``, as ``dtype`` to ``y``, or rows ``ids`` of it. ``wide``:
+    rows of y are whole, aligned chunks of 16 bytes."""
     per_row, how = ceil_div(q.k, 8), mode(p, q, dtype, wide, ids)[0]
     pieces = (q.n if ids is None else ids.numel) * per_row
     args = (
@@ -53,7 +52,7 @@ def plan(p: Problem, target: Target) -> Plan:
     q = packed(p)
     wide = whole(q.k, ITEMSIZE[p.dtype]) and p.rows_aligned("y")
     why = ("a thread decodes 4 pieces of 8 weights, all loaded first", mode(p, q, p.dtype, wide)[1])
-    return Plan((launch(p, OutPtr("y"), p.dtype, wide),), numerics="exact", variant="dequantize", why=why)
+    return Plan((launch(p, q, OutPtr("y"), p.dtype, wide),), numerics="exact", variant="dequantize", why=why)
 
 
 def reference(planes: Sequence[Any], layout: str, group: int = 0, dtype: str = "float32") -> Any:

@@ -19,7 +19,7 @@ IDS = ("int64", "int32")
 def plan(p: Problem, target: Target) -> Plan:
     ids, q = p["ids"], packed(p)
     wide = whole(q.k, ITEMSIZE[p.dtype]) and p.rows_aligned("y")
-    launch = dequantize.launch(p, OutPtr("y"), p.dtype, wide, ids)
+    launch = dequantize.launch(p, q, OutPtr("y"), p.dtype, wide, ids)
     why = ("rows are decoded as they are read", dequantize.mode(p, q, p.dtype, wide, ids)[1])
     return Plan((launch,), numerics="exact", variant="quant_embedding", why=why)
 

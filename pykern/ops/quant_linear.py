@@ -9,7 +9,16 @@ from typing import Any
 from pykern.errors import ArgumentError
 from pykern.op import Case, Draw, Op, Spec
 from pykern.ops import dequantize, linear
-from pykern.ops._quant import LAYOUTS, Packed, dequantize_reference, draw_planes, make_planes, packed, plane_specs
+from pykern.ops._quant import (
+    LAYOUTS,
+    Packed,
+    dequantize_reference,
+    draw_planes,
+    in_own_type,
+    make_planes,
+    packed,
+    plane_specs,
+)
 from pykern.ops.linear import ACTIVATIONS, F32_SKINNY_TOKENS, MMA_SKINNY_TOKENS, Gemm
 from pykern.plan import I32, I64, In, Launch, OutPtr, Plan, Target, Workspace, Ws, ceil_div, template, tuned
 from pykern.schema import FLOATS, ITEMSIZE, Out, Problem, Scalar, Tensor, TensorInfo
@@ -55,11 +64,9 @@ def plan(p: Problem, target: Target) -> Plan:
 
 def nibbles_allowed(p: Problem, q: Packed) -> bool:
     """Whether 4-bit codes can be decoded in x's own type, a group at a time: what quant_linear_nibbles.cuh wants."""
-    planes = p["planes"]
-    if q.layout.bits != 4 or q.layout.block or q.layout.minima or not q.fast or not 0 < q.k < 1 << 30:
+    if not in_own_type(p, q, p["x"].dtype) or not q.fast or not 0 < q.k < 1 << 30:
         return False
-    own = planes[1].dtype == p["x"].dtype and (len(planes) < 3 or planes[2].dtype == "uint8")
-    return own and (q.groups == 1 or (q.group >= 32 and q.group & (q.group - 1) == 0))
+    return q.groups == 1 or (q.group >= 32 and q.group & (q.group - 1) == 0)
 
 
 def plan_nibbles(p: Problem, q: Packed, args: tuple[Any, ...], target: Target) -> Plan:
@@ -103,7 +110,7 @@ def plan_unfused(p: Problem, target: Target, x_stride: int, residual_stride: int
     launches = tuple(replace(launch, pdl=False) for launch in gemm.launches)
     if q.k:
         wide = q.k * x.itemsize % 16 == 0
-        launches = (dequantize.launch(p, Ws(0), x.dtype, wide), *launches)
+        launches = (dequantize.launch(p, q, Ws(0), x.dtype, wide), *launches)
     why = (f"{p.m} tokens: not fused, weights go to a workspace of {w.nbytes} bytes first", *gemm.why)
     return Plan(launches, (Workspace(w.nbytes),), gemm.numerics, f"unfused_{gemm.variant}", why)
 
