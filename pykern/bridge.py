@@ -350,7 +350,9 @@ def make_public(op: Op, torch: Any) -> Callable[..., Any]:
     lines = [
         f"def {op.name}({', '.join(params)}):" if params[-1] != "*" else f"def {op.name}({', '.join(params[:-1])}):"
     ]
-    lines.append("    if not _compiling() and _functorch() is not None:")
+    # Of an eager call's microseconds, torch's own wrapper of the operator is half of one.
+    lines.append("    _eager = not _compiling()")
+    lines.append("    if _eager and _functorch() is not None:")
     lines.append("        _no_gradient()")
     lines.append("    try:")
     for a in op.inputs:
@@ -367,11 +369,13 @@ def make_public(op: Op, torch: Any) -> Callable[..., Any]:
             lines.append(f"            raise _ArgumentError({a.name!r}, {a.name}, {a.allowed!r})")
     if out_overload is not None:
         lines.append("        if out is not None:")
-        lines.append("            _outs(out)")
         if single:
-            lines.append(f"            _out({call}, {op.outputs[0].name}=out)")
+            lines.append("            if not (_eager and type(out) is _Tensor) or out.is_neg() or out.is_conj():")
+            lines.append("                _outs(out)")
+            lines.append(f"            (_out_now if _eager else _out)({call}, {op.outputs[0].name}=out)")
             lines.append("            return out")
         else:
+            lines.append("            _outs(out)")
             if op.unpack:
                 lines.append("            if isinstance(out, _Tensor):  # the optional outputs were not asked for")
                 lines.append("                _all = (out, *(out.new_empty(0, dtype=d or out.dtype) for d in _rest))")
@@ -381,7 +385,7 @@ def make_public(op: Op, torch: Any) -> Callable[..., Any]:
             outs = ", ".join(f"{o.name}=out[{i}]" for i, o in enumerate(op.outputs))
             lines.append(f"            _out({call}, {outs})")
             lines.append(f"            return {'_unpack(out, locals())' if op.unpack else 'out'}")
-    result = f"_default({call})"
+    result = f"(_now if _eager else _default)({call})"
     if op.unpack:
         lines.append(f"        _r = {result}")
         lines.append(f"        return _unpack(_r, dict({', '.join(f'{n}={n}' for n in names_)}))")
@@ -401,6 +405,7 @@ def make_public(op: Op, torch: Any) -> Callable[..., Any]:
         "_outs": lambda out: check_outs(op, out, torch),
         "_rest": [getattr(torch, o.dtype, None) if isinstance(o.dtype, str) else None for o in op.outputs[1:]],
         "_default": default, "_out": out_overload, "_unpack": op.unpack,
+        "_now": getattr(default, "_op", default), "_out_now": getattr(out_overload, "_op", out_overload),
         "_explain": lambda error, values: explain_types(op, error, values, torch),
     }  # fmt: skip
     exec(compile("\n".join(lines), f"<pykern.{op.name}>", "exec"), space)

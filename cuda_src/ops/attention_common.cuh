@@ -54,6 +54,18 @@ struct Problem {
   PK_DEVICE int sequences_and_tail() const { return cu_q == nullptr ? sequences : sequences + 1; }
 };
 
+// N elements to p.out + at, a multiple of N. An out that starts anywhere is written element by element: another kernel
+// for it would give other bits.
+template <int N, class T>
+PK_DEVICE void store_out(const Problem<T>& p, int64_t at, const Vec<T, N>& v) {
+  if (reinterpret_cast<uintptr_t>(p.out) % (N * sizeof(T)) == 0) {
+    st_vec(p.out + at, v);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) st(p.out + at + i, v[i]);
+  }
+}
+
 PK_DEVICE int clamp(int x, int low, int high) { return x < low ? low : (x > high ? high : x); }
 PK_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 

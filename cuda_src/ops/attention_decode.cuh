@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
       const float share = inverse(sum);
 #pragma unroll
       for (int e = 0; e < 4; ++e) x[e] *= share;
-      st_vec(p.out + out_row(row) * p.d + column, from_float<T>(x));
+      store_out<4>(p, out_row(row) * p.d + column, from_float<T>(x));
       if (p.lse != nullptr && column == 0) st(&p.lse[out_row(row)], natural_lse(max, sum));
     };
 #pragma unroll

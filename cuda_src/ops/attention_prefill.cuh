@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_prefill(PK_ATTENTION_PA
     if (row >= rows_here || c * 8 >= p.d) continue;
     const int t = (first_row + row) / p.group, g = (first_row + row) % p.group;
     const int64_t out_row = static_cast<int64_t>(seq.q_begin + t) * p.heads() + head * p.group + g;
-    st_vec(p.out + out_row * p.d + c * 8, ld_vec<T, 8>(&smem.q[tile_at<kDim>(row, c)]));
+    store_out<8>(p, out_row * p.d + c * 8, ld_vec<T, 8>(&smem.q[tile_at<kDim>(row, c)]));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <string>
 
 #include "host/abi.h"
@@ -31,23 +32,26 @@ inline std::string cuda_text(cudaError_t e) {
 
 inline unsigned cluster_size(const Launch& l) { return l.cluster[0] * l.cluster[1] * l.cluster[2]; }
 
-// Per device, once per plan; also forces the lazy module load outside any graph capture.
-inline std::string cuda_prepare(const Launch& l) {
-  cudaFuncAttributes a;
-  cudaError_t e = cudaFuncGetAttributes(&a, l.fn);
-  if (!e && l.smem + a.sharedSizeBytes > 48 * 1024)
-    e = cudaFuncSetAttribute(l.fn, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.smem));
-  if (!e && cluster_size(l) > 8) e = cudaFuncSetAttribute(l.fn, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  return e ? cuda_text(e) : std::string();
+// A function of the driver, found through the runtime, so that nothing links to libcuda; null where it has none.
+// `version`: of the function's signature.
+template <class F>
+F driver_function(const char* name, unsigned version) {
+  void* f = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  if (cudaGetDriverEntryPointByVersion(name, &f, version, cudaEnableDefault, &found) != cudaSuccess ||
+      found != cudaDriverEntryPointSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return reinterpret_cast<F>(f);
 }
 
-inline std::string cuda_launch(const Launch& l, void** argv, void* stream) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(l.grid[0], l.grid[1], l.grid[2]);
-  config.blockDim = dim3(l.block[0], l.block[1], l.block[2]);
-  config.dynamicSmemBytes = l.smem;
-  config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attr[3];
+// The driver's type and the runtime's are laid out alike and number their kinds alike.
+static_assert(sizeof(CUlaunchAttribute) == sizeof(cudaLaunchAttribute));
+static_assert(offsetof(CUlaunchAttribute, value) == offsetof(cudaLaunchAttribute, val));
+
+// Fills attr, of at least 3 elements; returns how many there are.
+inline unsigned launch_attributes(const Launch& l, cudaLaunchAttribute* attr) {
   unsigned n = 0;
   if (cluster_size(l) > 1) {
     attr[n].id = cudaLaunchAttributeClusterDimension;
@@ -63,6 +67,51 @@ inline std::string cuda_launch(const Launch& l, void** argv, void* stream) {
     attr[n].id = cudaLaunchAttributeCooperative;
     attr[n++].val.cooperative = 1;
   }
+  return n;
+}
+
+// Per device, once per plan; also forces the lazy module load outside any graph capture. The driver's handle of the
+// kernel spares every launch the runtime's search for it; without one launches go through the runtime.
+inline std::string cuda_prepare(Launch& l) {
+  cudaFuncAttributes a;
+  cudaError_t e = cudaFuncGetAttributes(&a, l.fn);
+  if (!e && l.smem + a.sharedSizeBytes > 48 * 1024)
+    e = cudaFuncSetAttribute(l.fn, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.smem));
+  if (!e && cluster_size(l) > 8) e = cudaFuncSetAttribute(l.fn, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (e) return cuda_text(e);
+  cudaFunction_t handle;
+  if (cudaGetFuncBySymbol(&handle, l.fn) == cudaSuccess)
+    l.handle = handle;
+  else
+    cudaGetLastError();
+  return {};
+}
+
+inline std::string cuda_launch(const Launch& l, void** argv, void* stream) {
+  using LaunchEx = CUresult (*)(const CUlaunchConfig*, CUfunction, void**, void**);
+  static const auto launch_ex = driver_function<LaunchEx>("cuLaunchKernelEx", 12000);
+  cudaLaunchAttribute attr[3];
+  const unsigned n = launch_attributes(l, attr);
+  if (l.handle && launch_ex) {
+    CUlaunchConfig config{};
+    config.gridDimX = l.grid[0];
+    config.gridDimY = l.grid[1];
+    config.gridDimZ = l.grid[2];
+    config.blockDimX = l.block[0];
+    config.blockDimY = l.block[1];
+    config.blockDimZ = l.block[2];
+    config.sharedMemBytes = static_cast<unsigned>(l.smem);
+    config.hStream = static_cast<CUstream>(stream);
+    config.attrs = reinterpret_cast<CUlaunchAttribute*>(attr);
+    config.numAttrs = n;
+    if (launch_ex(&config, static_cast<CUfunction>(l.handle), argv, nullptr) == CUDA_SUCCESS) return {};
+    // Not launched: a thread without a context yet, or an error, which the runtime names.
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(l.grid[0], l.grid[1], l.grid[2]);
+  config.blockDim = dim3(l.block[0], l.block[1], l.block[2]);
+  config.dynamicSmemBytes = l.smem;
+  config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = attr;
   config.numAttrs = n;
   const cudaError_t e = cudaLaunchKernelExC(&config, l.fn, argv);
@@ -94,15 +143,7 @@ inline std::string cuda_map(void* storage, const MapSpec& m, void* base) {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                               const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                               CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-  static const Encode encode = [] {  // through the runtime, so that nothing links to libcuda
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) !=
-            cudaSuccess ||
-        found != cudaDriverEntryPointSuccess)
-      f = nullptr;
-    return reinterpret_cast<Encode>(f);
-  }();
+  static const auto encode = driver_function<Encode>("cuTensorMapEncodeTiled", 12000);
   if (!encode) return "the driver has no cuTensorMapEncodeTiled (CUDA 12 or newer is needed)";
   const int type = map_type(m.dtype);
   if (type < 0) return "no TMA element type for this dtype";

@@ -278,7 +278,7 @@ const Record* plan(int slot, uint64_t h, const Call& c) {
   }
 #ifdef USE_CUDA
   if (c.dev_type == 1) {
-    for (const Launch& l : rec->launches) {
+    for (Launch& l : rec->launches) {
       const std::string e = cuda_prepare(l);
       if (!e.empty()) raise_python("kernel", g_ops[slot].name + ": " + l.kernel + " cannot be prepared: " + e);
     }

@@ -25,7 +25,8 @@ struct Arg {
   int64_t v;
 };
 struct Launch {
-  const void* fn;
+  const void* fn;          // the kernel, as the runtime knows it
+  void* handle = nullptr;  // and as the driver does, on the plan's device
   std::string kernel;
   uint32_t grid[3], block[3], cluster[3];
   uint64_t smem;

@@ -152,8 +152,10 @@ HEAD_DIMS = (16, 32, 64, 96, 128, 192, 256)  # one of every kernel's padded size
 
 
 def cases() -> Iterator[Case]:
-    """Together these reach every kernel of the plan. The first has many tiles and splits, masks and a cap at once."""
-    yield batch("float32", [(40, 200)], d=16, group=2, uniform=True, causal=True, softcap=1.0)
+    """Together these reach every kernel of the plan. The first two have many tiles and splits, masks and a cap at once,
+    and on a small card the splits of a tile to several blocks, or all of them to one."""
+    for kv_heads in (1, 3):
+        yield batch("float32", [(40, 200)], d=16, kv_heads=kv_heads, group=2, uniform=True, causal=True, softcap=1.0)
     for dtype in FLOATS:
         for d in HEAD_DIMS:
             yield batch(dtype, [(1, 40)], d=d, group=2, uniform=True, causal=True)
@@ -169,8 +171,10 @@ def draw(draw: Any) -> Case:
 
     from pykern.testing import sizes
 
-    dtype = draw.one_of(FLOATS)
-    d = draw.one_of((3, 32, 33, 64, 80))  # few, as each is a compile; other sizes have tests of their own
+    # The tensor cores' first: a draw's simplest examples are its first values. Few sizes, as each is a compile; others
+    # have tests of their own.
+    dtype = draw.one_of(("bfloat16", "float16", "float32"))
+    d = draw.one_of((32, 64, 80, 3, 33))
     kv_heads, group = draw.one_of(((1, 1), (1, 3), (2, 2), (1, 5), (1, 7), (2, 1), (1, 8), (1, 20)))
     kind = draw.one_of(("prefill", "decode", "mixed", "any"))
     lens = []

@@ -135,9 +135,8 @@ def agrees_with_reference(op: Op, where: Where, case: Case, seed_: int) -> None:
 
 
 def writes_every_output(op: Op, where: Where, case: Case, seed_: int) -> None:
-    """``out=`` gets every element written (poisoned before), and nothing outside it (guard bands)."""
-    import torch
-
+    """``out=`` gets every element written (poisoned before), and nothing outside it (guard bands), wherever it starts;
+    and the functional form's bits."""
     if op.mutated or not op.outputs:
         return
     args = make_args(op, case, seed_, where.device)
@@ -145,8 +144,15 @@ def writes_every_output(op: Op, where: Where, case: Case, seed_: int) -> None:
         want = as_tuple(run(op, clone(args)))
     except ArgumentError:
         return
+    for guard in (64, 65):  # 65: out= starts on no vector's boundary
+        _writes_all_of(op, where, case, args, want, guard)
+
+
+def _writes_all_of(op: Op, where: Where, case: Case, args: dict[str, Any], want: tuple[Any, ...], guard: int) -> None:
+    import torch
+
     problem = op.problem_of_args(args)
-    guard, outs, bands = 64 + seed_ % 2, [], []  # odd: out= starts on no vector's boundary
+    outs, bands = [], []
     for spec in op.outputs:
         dtype, shape = output_info(problem, spec)
         n, t = math.prod(shape), getattr(torch, dtype)

@@ -104,6 +104,20 @@ def test_odd_head_dims_read_nothing_past_the_row(dtype, d):
             assert same_bits(out, again) and same_bits(lse, again_lse)
 
 
+@pytest.mark.parametrize("d", [32, 136])
+@pytest.mark.parametrize("lens", [[(1, 70)], [(40, 40)], [(1, 9), (40, 70)]], ids=["decode", "prefill", "mixed"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_where_out_starts_changes_no_bit(dtype, lens, d):
+    """An out off the vectors' boundaries was given to another kernel, of other bits."""
+    args = args_of(dtype, lens, d=d, kv_heads=1, group=2, page_size=16, causal=True)
+    want = check(args)
+    band = torch.full((want.numel() + 2,), NAN, dtype=want.dtype)
+    out = band[1:-1].view(want.shape)
+    with host(check=True):
+        op(**args, out=out)
+    assert same_bits(out, want) and band[[0, -1]].isnan().all()
+
+
 # ---- masks, groups, ragged batches
 
 
