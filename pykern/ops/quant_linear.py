@@ -30,9 +30,9 @@ MMA_TOKENS = 16  # two token tiles: beyond, decoding once for all tokens is the 
 # memory, for one tile of 8 tokens and for two. Candidates, the default first; scripts/tune.py times them.
 TUNING = {
     "row_tiles_8": (1, 2),
-    "stages_8": (8, 4),
+    "stages_8": (4, 8),
     "row_tiles_16": (2, 1),
-    "stages_16": (4, 8),
+    "stages_16": (8, 4),
 }
 
 
