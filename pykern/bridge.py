@@ -90,9 +90,10 @@ class Runtime:
 
     def raiser(self, kind: str, message: str) -> None:
         if kind == "gradient":
+            op, _, name = message.partition("\n")
             raise GradientError(
-                f"pykern.{message}: a gradient was asked of an inference-only op "
-                "(an input requires grad); call it under torch.no_grad() or detach the input"
+                f"pykern.{op}: a gradient was asked of an inference-only op "
+                f"({name} requires grad); call it under torch.no_grad() or detach {name}"
             )
         raise {"argument": ArgumentError, "kernel": KernelError}.get(kind, KernelError)(message)
 

@@ -162,6 +162,25 @@ def test_devices_are_named() -> None:
     assert pykern.softmax(x.to("meta")).device.type == "meta"
 
 
+def test_the_tensor_that_asks_for_a_gradient_is_named() -> None:
+    def leaf(*shape: int) -> torch.Tensor:
+        return torch.ones(*shape, requires_grad=True)
+
+    x, w = torch.ones(2, 8), torch.ones(8)
+    with pytest.raises(GradientError, match=r"pykern\.rms_norm: .*\(x requires grad\).* detach x$"):
+        pykern.rms_norm(leaf(2, 8), w)
+    with pytest.raises(GradientError, match=r"\(weight requires grad\)"):
+        pykern.rms_norm(x, leaf(8))
+    with pytest.raises(GradientError, match=r"\(residual requires grad\)"):
+        pykern.rms_norm(x, w, residual=leaf(2, 8))
+    q = pykern.quantize(torch.ones(8, 128), "int4", 32)
+    planes = [q[0], q[1].float().requires_grad_(), *q[2:]]
+    with pytest.raises(GradientError, match=r"\(planes requires grad\)"):
+        pykern.dequantize(planes, "int4", 32)
+    with torch.no_grad():
+        assert pykern.rms_norm(leaf(2, 8), w).requires_grad is False
+
+
 def test_a_gradient_of_a_scalar_is_not_dropped() -> None:
     with pytest.raises((ArgumentError, GradientError)):
         pykern.rms_norm(torch.ones(2, 8), torch.ones(8), torch.tensor(1e-5, requires_grad=True))

@@ -290,13 +290,13 @@ def launcher(cuda: bool) -> ctypes.PyDLL:
     name = f"launcher-{'cuda' if cuda else 'host'}"
     if name in _singles:
         return _singles[name]
-    file = sources.launcher_source()
+    first, second = sources.launcher_sources()
     # an arch must be named or cpp_extension asks the GPU for one; the launcher has no device code
     cuda_cflags = flags.nvcc("80") if cuda else ()
     recipe = Recipe(
-        name, "launcher.cpp", f'#include "{file.as_posix()}"\n', sources.closure(file),
+        name, first.name, f'#include "{first.as_posix()}"\n', sources.closure(first) | sources.closure(second),
         flags.launcher(toolchain.cxx(), cuda), cuda_cflags, flags.LINK, cuda, torch_abi(),
-        identity="launcher", kernel="launcher",
+        identity="launcher", kernel="launcher", more={second.name: f'#include "{second.as_posix()}"\n'},
     )  # fmt: skip
     found = extension.obtain(recipe, lambda entry, _: ctypes.PyDLL(str(entry.path)))
     return _singles.setdefault(name, found)

@@ -53,9 +53,10 @@ def root() -> Path:
     raise FileNotFoundError(f"pykern's kernel sources are missing: no cuda_src beside {package} or in it")
 
 
-def launcher_source() -> Path:
-    """The launcher's C++ file, ``pykern/launcher/launcher.cpp``."""
-    return Path(__file__).resolve().parent.parent / "launcher" / "launcher.cpp"
+def launcher_sources() -> tuple[Path, Path]:
+    """The launcher's two C++ files, which compile side by side: ``pykern/launcher/launcher.cpp`` and ``plan.cpp``."""
+    folder = Path(__file__).resolve().parent.parent / "launcher"
+    return folder / "launcher.cpp", folder / "plan.cpp"
 
 
 def locate(source: str | os.PathLike[str]) -> Path:

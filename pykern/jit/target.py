@@ -19,7 +19,7 @@ def arch_of(major: int, minor: int) -> str:
 
 
 def _from_cuda_core(index: int) -> dict[str, int] | None:
-    """Properties through ``cuda.core``, which asks the driver directly.
+    """Properties through ``cuda.core``, which asks the driver directly; its import takes a fifth of a second.
 
     None where it is not installed or fails.
     """
@@ -41,19 +41,26 @@ def _from_cuda_core(index: int) -> dict[str, int] | None:
 
 
 def _from_torch(index: int) -> dict[str, int]:
+    """Properties through torch, which is there already; of a torch that does not tell all, the rest from ``cuda.core``
+    or, without that, from what the architecture has."""
     import torch
 
     if not torch.cuda.is_available():
         raise ToolchainError("no CUDA device: torch.cuda.is_available() is False; see `pykern doctor`")
     properties: Any = torch.cuda.get_device_properties(index)
-    arch = arch_of(properties.major, properties.minor)
-    known = TARGETS.get(arch, TARGETS["80"])
+    smem = getattr(properties, "shared_memory_per_block_optin", None)
+    l2 = getattr(properties, "L2_cache_size", None)
+    if smem is None or l2 is None:
+        if found := _from_cuda_core(index):
+            return found
+        known = TARGETS.get(arch_of(properties.major, properties.minor), TARGETS["80"])
+        smem, l2 = smem or known.smem_optin, l2 or known.l2_bytes
     return {
         "major": properties.major,
         "minor": properties.minor,
         "sms": properties.multi_processor_count,
-        "smem": getattr(properties, "shared_memory_per_block_optin", known.smem_optin),
-        "l2": getattr(properties, "L2_cache_size", known.l2_bytes),
+        "smem": smem,
+        "l2": l2,
     }
 
 
@@ -63,7 +70,7 @@ def cuda_target(index: int) -> Target:
 
     Arch, SMs, opt-in shared memory of a block, L2 bytes, largest cluster.
     """
-    found = _from_cuda_core(index) or _from_torch(index)
+    found = _from_torch(index)
     arch = arch_of(found["major"], found["minor"])
     # 16 blocks need an opt-in attribute on 9.0 and are portable nowhere; below 9.0 there are no clusters
     cluster = 1 if found["major"] < 9 else TARGETS[arch].max_cluster if arch in TARGETS else 8

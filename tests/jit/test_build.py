@@ -341,7 +341,8 @@ def test_torch_of_another_cuda_is_refused_before_the_build(fake_root: Path, monk
 def test_the_launcher_is_keyed_by_torch() -> None:
     torch = pytest.importorskip("torch")
     assert torch.__version__ in build.torch_abi() and f"cuda {torch.version.cuda}" in build.torch_abi()
-    assert (REPO / "pykern" / "launcher" / "launcher.cpp") == build.sources.launcher_source()
+    folder = REPO / "pykern" / "launcher"
+    assert build.sources.launcher_sources() == (folder / "launcher.cpp", folder / "plan.cpp")
 
 
 def test_a_library_of_ones_own(fake_root: Path) -> None:

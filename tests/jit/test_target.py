@@ -1,4 +1,4 @@
-"""Targets: what a card says about itself, from cuda.core or torch."""
+"""Targets: what a card says about itself, from torch or cuda.core."""
 
 from __future__ import annotations
 
@@ -53,10 +53,17 @@ def test_a_card_that_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.arch, found.max_cluster) == ("129", 8)
 
 
-def test_cuda_core_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_core_is_asked_what_torch_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only then: its import is most of a first call's time."""
     facts = {"major": 9, "minor": 0, "sms": 114, "smem": 232448, "l2": 50 << 20}
-    monkeypatch.setattr(target, "_from_cuda_core", lambda index: facts)
-    assert target.default_target(3) == Target("90a", 114, 232448, 50 << 20, 16)
+    asked: list[int] = []
+    known = dict(major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=1)
+    card(monkeypatch, **known)
+    monkeypatch.setattr(target, "_from_cuda_core", lambda index: asked.append(index) or facts)
+    assert target.default_target(3) == Target("90a", 114, 232448, 50 << 20, 16) and asked == [3]
+    card(monkeypatch, **known, L2_cache_size=2)
+    monkeypatch.setattr(target, "_from_cuda_core", lambda index: asked.append(index) or facts)
+    assert target.default_target(2) == Target("90a", 132, 1, 2, 16) and asked == [3]
 
 
 def test_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
