@@ -55,7 +55,8 @@ class Spec:
 
     ``layout``: ``contiguous``; ``rows`` (padding between rows); ``offset`` (starts inside its storage, misaligned);
     ``expanded`` (first axis stride 0); ``transposed`` (last two axes swapped in memory).
-    ``fill``: what values it gets (``normal``, ``spiky``, or an op's own word handled by its ``make``).
+    ``fill``: what values it gets (``normal``, ``spiky``, ``uniform``, ``zeros``, ``ties``, or an op's own word handled
+    by its ``make``).
     """
 
     dtype: str

@@ -188,6 +188,70 @@ def test_a_wrong_op_breaks_its_law(what: str, folder: Path, tmp_path: Path) -> N
     assert name in str(caught.value)
 
 
+WILD = ("y + row * n, s + row, n", "y + row * n, s + (row + 1) * 100000000, n")
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_wild_index_is_a_finding_and_no_crash(planted: bool, tmp_path: Path) -> None:
+    """In the kernel, and in one of its mutants; in a process of its own, as it would take this one down."""
+    kernel, op = FILES["unit_rows.cuh"], FILES["unit_rows.py"]
+    assert kernel.count(WILD[0]) == 2 and op.count("    mutants=(\n") == 1
+    if planted:
+        op = op.replace("    mutants=(\n", f"    mutants=(\n        {WILD!r},\n")
+    else:
+        kernel = kernel.replace(*WILD)
+    (tmp_path / "unit_rows.cuh").write_text(kernel)
+    (tmp_path / "unit_rows.py").write_text(op)
+    code = (
+        "from unit_rows import op\n"
+        "from pykern.testing.laws import Where, check_law\n"
+        "for law in ('can_fail', 'mutants_are_caught'):\n"
+        "    check_law(op, law, Where('host', '90a'))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == (0 if planted else 1), done.stderr[-2000:]
+    assert planted or re.search(r"CheckError: .*out_of_bounds in unit_rows<\w+> at unit_rows.cuh:31", done.stderr)
+
+
+def test_equal_values_show_what_random_ones_do_not() -> None:
+    """argmax's last mutant takes the last of equal values: drawn with `ties` it is caught, without it passes."""
+    from dataclasses import replace
+
+    from pykern import op
+    from pykern.schema import FLOATS
+    from pykern.testing import sizes, tensor_spec
+    from pykern.testing.laws import Where, check_law
+
+    argmax = op.get("argmax")
+    where, last = Where("host", "90a"), replace(argmax, mutants=argmax.mutants[-1:])
+    check_law(last, "mutants_are_caught", where)
+
+    def without(draw: Any) -> dict[str, Any]:
+        n = draw(sizes(1, 5000, around=[1, 1024]))
+        return {"x": draw(tensor_spec(draw.one_of(FLOATS), (draw(sizes(0, 4)), n)))}
+
+    with pytest.raises(AssertionError, match="passes the reference law"):
+        check_law(replace(last, draw=without), "mutants_are_caught", where)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "uint8", "bool"])
+def test_ties_are_in_every_row(dtype: str) -> None:
+    import torch
+
+    from pykern.op import Spec
+    from pykern.testing import make_tensor
+
+    x = make_tensor(Spec(dtype, (5, 40), "rows", fill="ties"), torch.Generator().manual_seed(0))
+    for row in x:
+        values, counts = row.unique(return_counts=True)
+        assert len(values) > 1 and bool((counts > 1).all())
+    if x.is_floating_point():
+        zeros = x[x == 0]
+        assert bool(zeros.signbit().any()) and not bool(zeros.signbit().all())
+
+
 def test_an_op_may_say_why_it_plants_no_error(folder: Path, tmp_path: Path) -> None:
     from pykern import op
     from pykern.testing.laws import Where, check_law

@@ -11,7 +11,8 @@ from pykern.errors import ArgumentError
 from pykern.op import Case, Op, Spec, row_pad
 from pykern.schema import Scalar
 
-FILLS = ("normal", "spiky", "uniform", "zeros")
+FILLS = ("normal", "spiky", "uniform", "zeros", "ties")
+TIES = (-1.0, -0.0, 0.0, 0.5, 1.0)  # so few that every row has equal values, zeros of both signs among them
 LAYOUTS = ("contiguous", "contiguous", "rows", "offset", "expanded")
 
 
@@ -59,18 +60,22 @@ def spikes(dtype: str) -> list[float]:
 
 def fill(shape: tuple[int, ...], dtype: str, kind: str, rng: Any) -> Any:
     """A contiguous tensor of random values: ``normal``, ``spiky`` (about one row in three holds a spike), ``uniform``,
-    ``zeros``, or for integers their whole range."""
+    ``zeros``, ``ties`` (of :data:`TIES`, each as likely; integers: 0, 1, 2); integers else take their whole range."""
     import torch
 
     t = getattr(torch, dtype)
     if not t.is_floating_point:
         if t is torch.bool:
             return torch.randint(0, 2, shape, generator=rng).to(t)
+        if kind == "ties":
+            return torch.randint(0, 3, shape, generator=rng).to(t)
         info = torch.iinfo(t)
         low, high = (0, 1 << 16) if info.bits > 32 else (info.min, info.max)
         return torch.randint(low, high, shape, generator=rng).to(t)
     if kind == "zeros":
         return torch.zeros(shape, dtype=t)
+    if kind == "ties":
+        return torch.tensor(TIES)[torch.randint(0, len(TIES), shape, generator=rng)].to(t)
     base = torch.rand(shape, generator=rng) if kind == "uniform" else torch.randn(shape, generator=rng)
     x = base.to(t)
     if kind == "spiky" and x.numel():
