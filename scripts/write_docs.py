@@ -8,35 +8,61 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from pykern.op import Op  # noqa: E402
+from pykern.schema import Scalar  # noqa: E402
+
 HEADER = """# The ops
 
 Written by `make docs` from the op registry: do not edit.
 
 Every op is `pykern.<name>` and `torch.ops.pykern.<name>`. A tensor's dimensions are given by name; `*m` stands for any
-number of leading axes.
+number of leading axes. What stands after `*` in a signature is given by keyword only, and marked so in the table. A
+`dtype` is given by its name, a str, not as a `torch.dtype`.
 """
 
 
-def argument_rows(op: object) -> list[str]:
-    """One table row per input and output."""
-    from pykern.schema import Scalar
+def keyword_only(op: Op) -> set[str]:
+    """Names of the inputs that are given by keyword only."""
+    names = [a.name for a in op.inputs]
+    return set(names[names.index(op.keyword_only) :]) if op.keyword_only else set()
 
+
+def signature(op: Op) -> str:
+    """How ``pykern.<name>`` is called: what :func:`pykern.bridge.make_public` makes of the declaration."""
+    parts, named = [], keyword_only(op)
+    for a in op.inputs:
+        if named and a.name == op.keyword_only:
+            parts.append("*")
+        if isinstance(a, Scalar):
+            parts.append(a.name if a.required else f"{a.name}={a.default!r}")
+        else:
+            parts.append(f"{a.name}=None" if a.optional else a.name)
+    if op.outputs and not op.mutated:
+        parts += ["out=None"] if named else ["*", "out=None"]
+    return f"pykern.{op.name}({', '.join(parts)})"
+
+
+def argument_rows(op: Op) -> list[str]:
+    """One table row per input and output."""
     rows = ["| argument | shape or type | dtype | role |", "|---|---|---|---|"]
-    for a in op.inputs:  # type: ignore[attr-defined]
+    named = keyword_only(op)
+    for a in op.inputs:
+        how = ", by keyword" if a.name in named else ""
         if isinstance(a, Scalar):
             default = "required" if a.required else f"default `{a.default!r}`"
             low, high = (str(int(v)) if v is not None and v == int(v) else v for v in (a.low, a.high))
             bounds = f"{low}..{high}" if low and high else f">= {low}" if low else f"<= {high}" if high else ""
             allowed = ", ".join(f"`{c!r}`" for c in a.choices) or bounds
-            rows.append(f"| `{a.name}` | {a.type}{': ' if allowed else ''}{allowed} | | {default} |")
+            rows.append(f"| `{a.name}` | {a.type}{': ' if allowed else ''}{allowed} | | {default}{how} |")
         elif a.many:  # what they are is checked by the op, not by the schema
-            packed = any(b.name == "layout" for b in op.inputs)  # type: ignore[attr-defined]
+            packed = any(b.name == "layout" for b in op.inputs)
             by = "by `layout`: see [packed weights](quant.md#layouts)" if packed else "by the op's check"
-            rows.append(f"| `{a.name}` | list of tensors | {by} | {a.role} |")
+            rows.append(f"| `{a.name}` | list of tensors | {by} | {a.role}{how} |")
         else:
             dtypes = a.dtypes if isinstance(a.dtypes, str) else ", ".join(a.dtypes)
-            rows.append(f"| `{a.name}` | `[{a.dims}]` | {dtypes} | {a.role}{', optional' if a.optional else ''} |")
-    for o in op.outputs:  # type: ignore[attr-defined]
+            role = f"{a.role}{', optional' if a.optional else ''}{how}"
+            rows.append(f"| `{a.name}` | `[{a.dims}]` | {dtypes} | {role} |")
+    for o in op.outputs:
         shape = f"`[{o.dims}]`" if isinstance(o.dims, str) else "by the problem"
         rows.append(f"| `{o.name}` | {shape} | {o.dtype if isinstance(o.dtype, str) else 'by the problem'} | output |")
     return rows
@@ -51,6 +77,7 @@ def page() -> str:
         maths = (sys.modules[f"pykern.ops.{op.name}"].__doc__ or "").strip()
         lines = [line[4:] if line.startswith("    ") else line for line in op.doc.strip().splitlines()]
         parts.append(f"## {op.name}\n\n    {maths.splitlines()[0] if maths else ''}\n")
+        parts.append(f"```python\n{signature(op)}\n```\n")
         parts.append("\n".join(argument_rows(op)) + "\n")
         parts.append("```text\n" + "\n".join(lines).strip() + "\n```\n")
         parts.append(f"Source: [`cuda_src/{op.source}`](../cuda_src/{op.source})\n")

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _scripts import load_script
+
+from pykern import op
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,8 +35,6 @@ def test_the_first_kernel_is_checked() -> None:
 
 def test_the_op_table_names_every_op() -> None:
     """Each op of the registry, and nothing else."""
-    from pykern import op
-
     table = README[README.index("## Ops") : README.index("## Analyses")]
     rows = [line.split("|")[2] for line in table.splitlines() if line.count("|") == 3]
     listed = set(re.findall(r"`([a-z_]+)`", "".join(rows)))
@@ -58,14 +59,7 @@ def test_every_make_target_and_command_it_names_exists() -> None:
 
 def test_the_page_of_ops_says_what_an_argument_may_be() -> None:
     """Written by scripts/write_docs.py: planes are of many dtypes, choices and bounds are named."""
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-    try:
-        from write_docs import argument_rows
-    finally:
-        sys.path.pop(0)
-    from pykern import op
+    argument_rows = load_script("write_docs").argument_rows
 
     def row(name: str, argument: str) -> str:
         (found,) = [r for r in argument_rows(op.get(name)) if r.startswith(f"| `{argument}` |")]
@@ -76,3 +70,15 @@ def test_the_page_of_ops_says_what_an_argument_may_be() -> None:
         assert "by `layout`: see [packed weights](quant.md#layouts)" in planes and "float" not in planes, planes
     assert "| str: `'none'`, `'tanh'` |" in row("gelu_and_mul", "approximate")
     assert "| int: 0..2147483647 |" in row("sample", "top_k") and "| float: >= 0 |" in row("rms_norm", "eps")
+
+
+@pytest.mark.parametrize("name", op.names())
+def test_the_page_of_ops_says_how_an_op_is_called(name: str) -> None:
+    """The function's own signature; and keyword-only arguments are marked in the table, others are not."""
+    import inspect
+
+    docs = load_script("write_docs")
+    called = inspect.signature(op.get(name).public)
+    assert docs.signature(op.get(name)) == f"pykern.{name}{called}"
+    marked = {row.split("`")[1] for row in docs.argument_rows(op.get(name)) if row.endswith(", by keyword |")}
+    assert marked == {p.name for p in called.parameters.values() if p.kind == p.KEYWORD_ONLY} - {"out"}

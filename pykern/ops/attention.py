@@ -321,13 +321,15 @@ op = Op(
 
     The queries of sequence b are the last q_len of its kv_len tokens: query t sits at position kv_len - q_len + t
     (bottom-right alignment). A query without visible keys gives output 0 and lse -inf; so do tokens after cu_q's end.
+    Rows before cu_q's start are not written: of a cu_q that begins above 0, the first rows of out and lse hold whatever
+    their memory held.
 
     Args:
         q: ``[tokens, heads, d]``, float32, float16 or bfloat16; last stride 1, others free (a view of a fused QKV
             buffer is fine). d is 1..256; multiples of 8 with 16-byte aligned rows use tensor cores in 16-bit types.
         k, v: of q's dtype, ``[kv_tokens, kv_heads, d]`` or paged ``[pages, page_size, kv_heads, d]``; heads is any
             multiple of kv_heads.
-        cu_q: int32 ``[b + 1]``, query offsets of the sequences, from 0 and never decreasing: queries before the first
+        cu_q: int32 ``[b + 1]``, query offsets of the sequences, from 0 and never decreasing: rows before ``cu_q[0]``
             are not written, and sequences that share queries race (a finding of the checker). None: tokens are
             divided evenly over the sequences of kv_lens (one sequence without it).
         cu_kv: int32 ``[b + 1]``, key offsets; with cu_q and contiguous keys.

@@ -131,7 +131,7 @@ op = Op(
             Scales, minima and real zeros are float32, float16 or bfloat16.
         group: neighbours of a row that share a scale; ``groups = ceil(k / group)``, the last may be partial. 0: a
             whole row. GGUF blocks: 0 or 32.
-        dtype: of the result.
+        dtype: of the result, a str: ``"float32"``, ``"float16"`` or ``"bfloat16"`` (no ``torch.dtype``).
         out: optional result, contiguous.
 
     Returns:

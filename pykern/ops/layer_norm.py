@@ -50,14 +50,15 @@ op = _norms.norm(
     Args:
         x: ``[..., n]``, float32, float16 or bfloat16; last stride 1, leading axes one stride.
         weight, bias: ``[n]`` of x's dtype, or None for ones and zeros.
-        eps: added to the variance.
+        eps: added to the variance. With 0, a row whose deviations' squares all underflow (below about 1e-23; a constant
+            row) is divided by 0: infinite or NaN, as torch's.
         residual: as in :func:`pykern.rms_norm`.
         out: result(s), contiguous: ``y``, or ``(y, h)``.
 
     Returns:
         ``y``, or ``(y, h)`` with a residual. The mean is taken relative to the row's first element and the variance
         relative to the mean, in float32: no cancellation when the mean is large, and constant rows give exactly
-        ``bias``.
+        ``bias`` (with eps > 0).
 
     Raises:
         ArgumentError: a dtype, shape, stride or ``out`` that is not as above.

@@ -363,8 +363,8 @@ op = Op(
         bias: ``[n]`` of x's dtype, or None.
         activation: ``none``, ``relu``, ``gelu`` (exact), ``gelu_tanh`` or ``silu``.
         residual: ``[..., n]`` of the result's dtype, or None; added after the activation.
-        out_dtype: dtype of the result by name, ``""`` for x's; float32 inputs may also give float16 or bfloat16,
-            16-bit inputs float32.
+        out_dtype: dtype of the result, a str such as ``"float32"`` (no ``torch.dtype``), ``""`` for x's; float32 inputs
+            may also give float16 or bfloat16, 16-bit inputs float32.
         out: optional result, contiguous; may be ``residual`` itself.
 
     Returns:

@@ -101,7 +101,7 @@ op = Op(
     Args:
         ids: ``[...]`` int64 or int32, contiguous.
         planes, layout, group: a packed matrix ``[v, k]``, as :func:`pykern.dequantize` takes it; v >= 1.
-        dtype: of the result.
+        dtype: of the result, a str: ``"float32"``, ``"float16"`` or ``"bfloat16"`` (no ``torch.dtype``).
         out: optional result, contiguous.
 
     Returns:

@@ -238,9 +238,10 @@ op = Op(
         out: optional result, contiguous; may be ``residual`` itself.
 
     Returns:
-        ``[..., n]`` of x's dtype: the bits of ``linear(x, dequantize(planes, layout, group, x.dtype), ...)``, with
-        linear's promises about rows alone and in batches. Up to 16 tokens (8 of float32) the weights are decoded in
-        the kernel, and only codes are read; more tokens are not fused: weights go to a workspace ``[n, k]`` first.
+        ``[..., n]`` of x's dtype: the bits of ``linear(x, dequantize(planes, layout, group, d), ...)`` with d the name
+        of that dtype (``"float16"`` for a ``torch.float16`` x), and linear's promises about rows alone and in batches.
+        Up to 16 tokens (8 of float32) the weights are decoded in the kernel, and only codes are read; more tokens are
+        not fused: weights go to a workspace ``[n, k]`` first.
 
     Raises:
         ArgumentError: an argument that is not as above.

@@ -189,7 +189,10 @@ op = Op(
         layout: ``q4_0``, ``q4_1``, ``q8_0``: bytes equal to gguf-py's encoders (k a multiple of 32; for values that
             are NaN or infinite the codes are unspecified). ``int4``: scale = largest magnitude / 7, zero 8;
             ``int4_min``: scale = (max - min) / 15; ``int8``: / 127; ``fp8``: / 448. These round the scale to w's dtype,
-            then divide by it and round to nearest even. A group with NaN or infinity reads back as NaN.
+            then divide by it and round to nearest even. A group with NaN or infinity reads back as NaN. The largest
+            finite values may read back as infinity: the rounded scale can carry them past the dtype's end. GGUF's
+            scales are float16: in its blocks magnitudes from about 5.2e5 (q4_0) and 8.3e6 (q8_0) read back as infinity
+            or NaN, in q4_1 a range from 9.8e5 or a minimum beyond 65504.
         group: neighbours of a row that share a scale, the last group may be partial; 0: a whole row. Even for 4 bits.
         out: optional results: (codes, scales, mins), empty where the layout has none.
 

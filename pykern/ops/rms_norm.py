@@ -44,7 +44,8 @@ op = _norms.norm(
     Args:
         x: ``[..., n]``, float32, float16 or bfloat16; last stride 1, leading axes one stride.
         weight: ``[n]`` of x's dtype.
-        eps: added to the mean of squares.
+        eps: added to the mean of squares. With 0, a row whose squares all underflow (magnitudes below about 1e-23,
+            zeros) is divided by 0, as torch's is: infinite, and NaN where h is 0.
         residual: ``[..., n]`` of x's dtype. Then ``h = x + residual`` is rounded to that dtype, normalised and
             returned: the bits of ``rms_norm(x + residual, weight)``.
         out: result(s), contiguous: ``y``, or ``(y, h)``; may be ``x`` and ``residual`` themselves.

@@ -98,7 +98,7 @@ op = Op(
         x: ``[tokens, heads, head_dim]``, float32, float16 or bfloat16; last stride 1, others free.
         positions: int64 ``[tokens]``. A position outside the table gives NaN.
         cos_sin: float32 ``[positions, r]``: r/2 cosines, then r/2 sines of each position's angles; elements from r on
-            are copied. r is even and at most head_dim. See :func:`pykern.models.rope.cos_sin_table`.
+            are copied. r is even, 2..head_dim (0 is refused). See :func:`pykern.models.rope.cos_sin_table`.
         interleaved: pairs are (2i, 2i + 1) instead of (i, i + r/2).
         out: optional result, contiguous.
 
@@ -106,7 +106,7 @@ op = Op(
         ``[tokens, heads, head_dim]`` of x's dtype, computed in float32.
 
     Raises:
-        ArgumentError: a dtype, shape, stride or ``out`` that is not as above.
+        ArgumentError: a dtype, shape, stride or ``out`` that is not as above; an r that is odd, 0 or above head_dim.
     """,
     mutants=(
         ("a[i + j] * c[j] - b[i + j] * s[j]", "a[i + j] * c[j] + b[i + j] * s[j]"),

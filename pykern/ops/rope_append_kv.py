@@ -153,7 +153,7 @@ op = Op(
     Args:
         q: ``[tokens, heads, head_dim]``, float32, float16 or bfloat16; last stride 1, others free (views of a fused QKV
             buffer are fine). k, v: ``[tokens, kv_heads, head_dim]`` likewise.
-        positions, cos_sin, interleaved: as in :func:`pykern.rope`.
+        positions, cos_sin, interleaved: as in :func:`pykern.rope` (r even, 2..head_dim).
         k_cache, v_cache: ``[pages, page_size, kv_heads, head_dim]``, written in place.
         slots: int64 ``[tokens]``: page * page_size + row. Negative: the token is not stored. Slots outside the cache
             are not stored either; two tokens must not have the same slot.
