@@ -30,6 +30,9 @@ class QuantTensor:
 
     ``perm`` (int64 ``[k]``, or None): weight j of a stored row belongs to column ``perm[j]``; of GPTQ checkpoints
     with act-order. A pytree: its leaves are the planes, so it may be an argument or attribute under torch.compile.
+
+    ``==`` and ``hash`` are of the object, as an ``nn.Module``'s: a copy is another matrix, and neither reads gigabytes
+    or waits for a GPU. :meth:`equal` compares what two hold. Copies and ``torch.save`` keep everything.
     """
 
     planes: dict[str, torch.Tensor]
@@ -41,6 +44,33 @@ class QuantTensor:
     def __post_init__(self) -> None:
         _register_pytree()
         self.check()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Copied or unpickled, perhaps in a process that has made none."""
+        _register_pytree()
+        self.__dict__.update(state)
+
+    def equal(self, other: QuantTensor) -> bool:
+        """Whether ``other`` holds the same: layout, shape, group, and every plane and the perm bit for bit, on whatever
+        device. Waits for the devices. The same weights in two layouts are not equal: compare :meth:`dequantize`."""
+        import torch
+
+        def of(q: QuantTensor) -> dict[str, torch.Tensor]:
+            return q.planes if q.perm is None else {**q.planes, "perm": q.perm}
+
+        _quantised(other, "other")
+        mine, others = of(self), of(other)
+        here = (self.layout, tuple(self.shape), self.group, list(mine))
+        if here != (other.layout, tuple(other.shape), other.group, list(others)):
+            return False
+        for name, t in mine.items():
+            o = others[name]
+            if t.dtype != o.dtype or t.shape != o.shape:
+                return False
+            # As bytes: a NaN equals itself, and fp8 has no comparison of its own.
+            if not torch.equal(t.contiguous().view(torch.uint8), o.to(t.device).contiguous().view(torch.uint8)):
+                return False
+        return True
 
     def check(self) -> None:
         """ArgumentError unless planes, layout, group, shape and perm fit; a perm must be a permutation (looking at its
@@ -246,7 +276,7 @@ def embedding(ids: torch.Tensor, table: QuantTensor, *, dtype: str | torch.dtype
 
     import pykern
 
-    _quantised(table)
+    _quantised(table, "table")
     y = pykern.quant_embedding(ids, table.tensors, table.layout, table.group, _dtype_name(dtype))
     return y if table.perm is None else torch.empty_like(y).index_copy_(-1, table.perm, y)
 
@@ -307,9 +337,9 @@ def _check_permutation(perm: Any, k: int, torch: Any) -> None:
         raise ArgumentError("perm", f"column {twice} {int(counts[twice])} times", f"each of 0..{k - 1} once")
 
 
-def _quantised(w: Any) -> QuantTensor:
+def _quantised(w: Any, name: str = "w") -> QuantTensor:
     if not isinstance(w, QuantTensor):
-        raise ArgumentError("w", type(w).__name__, "a pykern.QuantTensor")
+        raise ArgumentError(name, type(w).__name__, "a pykern.QuantTensor")
     return w
 
 
