@@ -99,9 +99,12 @@ struct LinearEpilogue {
       wide = wide && rows_aligned(residual, residual_stride * int(sizeof(To)), N * int(sizeof(To)));
   }
 
+  // Whether any of the N outputs from there on is in y.
+  PK_DEVICE bool has(int row, int col) const { return row < m && col < n; }
+
   // The N sums of row `row` from column `col`, a multiple of N; what lies outside y is dropped.
   PK_DEVICE void store(int row, int col, float (&sum)[N]) const {
-    if (row >= m || col >= n) return;
+    if (!has(row, col)) return;
     const int valid = n - col;
     const bool whole = wide && valid >= N;
     settle(sum);
@@ -117,7 +120,7 @@ struct LinearEpilogue {
 
   // Gated: y = act(gate) * up + residual.
   PK_DEVICE void store_gated(int row, int col, float (&gate)[N], float (&up)[N]) const {
-    if (row >= m || col >= n) return;
+    if (!has(row, col)) return;
     const int valid = n - col;
     settle(gate);
     settle(up);
@@ -157,6 +160,7 @@ PK_DEVICE void store_staged(const LinearEpilogue<T, To, N>& out, const float* st
 #pragma unroll 1
   for (int i = lane; i < kRows * kRuns; i += 32) {
     const int r = i / kRuns, c = i % kRuns * N;
+    if (!out.has(row0 + r, col0 + c)) continue;
     float sum[N], up[N];
     load_run<N>(stage + r * kPitch + c, true, N, sum);
     if constexpr (kGated) {

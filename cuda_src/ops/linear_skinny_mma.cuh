@@ -15,19 +15,9 @@
 #include "core/mma.cuh"
 #include "core/target.cuh"
 #include "core/vec.cuh"
-#include "ops/linear_epilogue.cuh"
+#include "ops/linear_warp_sums.cuh"
 
 namespace pk {
-
-// Both are part of the numerics class. 8 warps with 8 loads of 16 bytes in flight per lane: 32 KB per block.
-constexpr int kSkinnyWarps = 8;
-constexpr int kSkinnySlice = 128;  // k of one warp per pass
-
-template <int kRowTiles, int kTokenTiles>
-struct LinearSkinnyMmaSmem {
-  static constexpr int kPitch = 16 * kRowTiles + 4;  // 2 t kPitch + g falls into 32 different banks
-  float part[kSkinnyWarps][8 * kTokenTiles][kPitch];
-};
 
 // Elements at .. at + 7 of a row of k, zeros outside, as mma operand registers. p points to element `at`.
 template <int kVec, bool kStream, typename T>
@@ -49,18 +39,18 @@ PK_DEVICE void load_eight(const T* p, int at, int k, bool row_in, uint32_t (&out
   }
 }
 
+// 8 warps with 8 loads of 16 bytes in flight per lane: 32 KB per block.
 template <typename T, typename To, int kRowTiles, int kTokenTiles, int kVec, bool kGated>
 __global__ void __launch_bounds__(kSkinnyWarps * 32, kVec == 8 && kRowTiles * kTokenTiles <= 2 ? 2 : 1)
     linear_skinny_mma(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ w_up,
                       const T* __restrict__ bias, const To* residual, To* y, int m, int n, int k,
                       int64_t x_stride, int64_t w_stride, int64_t w_up_stride, int64_t residual_stride,
                       int64_t y_stride, int activation) {
-  constexpr int kThreads = kSkinnyWarps * 32;
   constexpr int kUnits = kRowTiles == 1 ? 4 : 2, kBatch = 32 * kUnits;  // 8 loads of w in flight per lane
   constexpr int kOutRows = (kGated ? 8 : 16) * kRowTiles;
   static_assert(!kGated || kRowTiles % 2 == 0, "gate and up tiles come in pairs");
-  using Smem = LinearSkinnyMmaSmem<kRowTiles, kTokenTiles>;
-  PK_DYN_SMEM(Smem, s);
+  using Smem = WarpSums<kRowTiles, kTokenTiles>;
+  PK_DYN_SMEM(Smem, sums);
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int n0 = int(blockIdx.x) * kOutRows;
@@ -123,31 +113,8 @@ __global__ void __launch_bounds__(kSkinnyWarps * 32, kVec == 8 && kRowTiles * kT
   }
   grid_launch_dependents();
 
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-    for (int j = 0; j < kTokenTiles; ++j)
-#pragma unroll
-      for (int c = 0; c < 4; ++c)
-        st(&s.part[warp][j * 8 + mma_col(lane, c)][i * 16 + mma_row(lane, c)], acc[i][j][c]);
-  __syncthreads();
-
   const LinearEpilogue<T, To, 1> out(bias, residual, y, residual_stride, y_stride, m, n, activation);
-#pragma unroll 1
-  for (int i = threadIdx.x; i < 8 * kTokenTiles * kOutRows; i += kThreads) {
-    const int token = i / kOutRows, r = i % kOutRows;
-    float sum[1] = {0.f}, up[1] = {0.f};
-#pragma unroll
-    for (int v = 0; v < kSkinnyWarps; ++v) {
-      sum[0] += ld(&s.part[v][token][r]);
-      if constexpr (kGated) up[0] += ld(&s.part[v][token][kOutRows + r]);
-    }
-    if constexpr (kGated) {
-      out.store_gated(token, n0 + r, sum, up);
-    } else {
-      out.store(token, n0 + r, sum);
-    }
-  }
+  sums.template store<kGated>(acc, out, n0);
 }
 
 }  // namespace pk

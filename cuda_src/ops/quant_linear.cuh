@@ -5,7 +5,7 @@
 // most 4-bit weights, faster.
 #pragma once
 #include "core/mma.cuh"
-#include "ops/linear_epilogue.cuh"
+#include "ops/linear_warp_sums.cuh"
 #include "ops/quant_formats.cuh"
 
 namespace pk {
@@ -14,15 +14,6 @@ namespace pk {
 // 16-bit x, m <= 16, on mma.sync. A block owns 16 rows of w, the tensor cores' 16-row operand, and all tokens; its
 // 8 warps take slices of 128 k in turn, and their sums are added in warp order. Within 32 k, lane group t
 // holds weights 8 t .. 8 t + 7 of its rows (as linear_skinny_mma).
-
-constexpr int kQuantWarps = 8;  // these two are part of the numerics class: kSkinnyWarps, kSkinnySlice there
-constexpr int kQuantSlice = 128;
-constexpr int kQuantTokens = 16;
-constexpr int kQuantPitch = 20;  // 2 t kQuantPitch + g falls into 32 different banks
-
-struct QuantLinearSmem {
-  float part[kQuantWarps][kQuantTokens][kQuantPitch];
-};
 
 // Four pairs of neighbours as mma operands, each weight rounded once to T; zeros where they are past the end of k.
 template <class T>
@@ -129,7 +120,7 @@ PK_DEVICE void quant_sum_fast(QuantPlanes q, const T* x, int64_t x_stride, int m
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   // Rows past the end: some row's weights, whose results are dropped.
   const int64_t row[2] = {min(n0 + g, n - 1), min(n0 + g + 8, n - 1)};
-  constexpr int kStride = kQuantWarps * kQuantSlice;
+  constexpr int kStride = kSkinnyWarps * kSkinnySlice;
   // Scales of any type take branches: unrolled, they would make minutes of compilation.
   constexpr int kSteps = L::kNibbles ? 1 : 4;
   QuantSlice<L> slices[2];
@@ -138,12 +129,12 @@ PK_DEVICE void quant_sum_fast(QuantPlanes q, const T* x, int64_t x_stride, int m
   };
   [[maybe_unused]] uint32_t ahead[4][4], second[2][4] = {};  // second: of two steps, more take too many registers
 #pragma unroll
-  for (int h = 0; h < 2; ++h) slices[h].load(q, row[h], warp * kQuantSlice, t);
+  for (int h = 0; h < 2; ++h) slices[h].load(q, row[h], warp * kSkinnySlice, t);
   grid_wait();
 #pragma unroll
-  for (int u = 0; u < 4 && !L::kNibbles; ++u) load_step(warp * kQuantSlice, u, 0, ahead[u]);
+  for (int u = 0; u < 4 && !L::kNibbles; ++u) load_step(warp * kSkinnySlice, u, 0, ahead[u]);
 #pragma unroll 1
-  for (int k0 = warp * kQuantSlice; k0 < q.k; k0 += kStride) {
+  for (int k0 = warp * kSkinnySlice; k0 < q.k; k0 += kStride) {
     q = q.opaque();
     const bool more = second_tile(m);
     uint32_t first[4][4];
@@ -188,7 +179,7 @@ PK_DEVICE void quant_sum_slow(QuantPlanes q, const T* x, int64_t x_stride, int m
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   grid_wait();
 #pragma unroll 1
-  for (int k0 = warp * kQuantSlice; k0 < q.k; k0 += kQuantWarps * kQuantSlice) {
+  for (int k0 = warp * kSkinnySlice; k0 < q.k; k0 += kSkinnyWarps * kSkinnySlice) {
 #pragma unroll 1
     for (int u = 0; u < 4; ++u) {
       const int at = k0 + 32 * u + 8 * t;
@@ -220,32 +211,23 @@ PK_DEVICE void quant_sum_slow(QuantPlanes q, const T* x, int64_t x_stride, int m
 
 // Two blocks an SM: 128 registers a thread, for the slices in flight.
 template <class T, class L>
-__global__ void __launch_bounds__(kQuantWarps * 32, 2)
+__global__ void __launch_bounds__(kSkinnyWarps * 32, 2)
     quant_linear_mma(const T* __restrict__ x, const uint8_t* __restrict__ codes, const void* __restrict__ scales,
                      const void* __restrict__ offsets, const T* __restrict__ bias, const T* residual, T* y, int m,
                      int n, int k, int group, int groups, int tags, int64_t x_stride, int64_t residual_stride,
                      int activation, int x_aligned) {
-  PK_SMEM(QuantLinearSmem, s);
+  using Smem = WarpSums<1, 2>;
+  PK_SMEM(Smem, sums);
   const QuantPlanes q{codes, scales, offsets, k, group, groups, tags};
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int n0 = static_cast<int>(blockIdx.x) * 16;
-  float acc[2][4] = {};
+  float acc[1][2][4] = {};
   if (q.fast() && x_aligned)
-    quant_sum_fast<L>(q, x, x_stride, m, n0, n, acc);
+    quant_sum_fast<L>(q, x, x_stride, m, n0, n, acc[0]);
   else
-    quant_sum_slow<L>(q, x, x_stride, m, n0, n, acc);
+    quant_sum_slow<L>(q, x, x_stride, m, n0, n, acc[0]);
   grid_launch_dependents();
-#pragma unroll
-  for (int j = 0; j < 2; ++j)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) st(&s.part[warp][j * 8 + mma_col(lane, c)][mma_row(lane, c)], acc[j][c]);
-  __syncthreads();
   const LinearEpilogue<T, T, 1> out(bias, residual, y, residual_stride, n, m, n, activation);
-  const int token = threadIdx.x / 16, r = threadIdx.x % 16;
-  float sum[1] = {0.f};
-#pragma unroll
-  for (int v = 0; v < kQuantWarps; ++v) sum[0] += ld(&s.part[v][token][r]);
-  out.store(token, n0 + r, sum);
+  sums.store<false>(acc, out, n0);
 }
 
 // ----------------------------------------------------------------------------------------------------

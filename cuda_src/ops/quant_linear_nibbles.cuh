@@ -18,21 +18,17 @@
 //          a scale over 2^121, the slice takes the long way: scale first, then 64.
 #pragma once
 #include "core/mma.cuh"
-#include "ops/linear_epilogue.cuh"
+#include "ops/linear_warp_sums.cuh"
 #include "ops/quant_formats.cuh"
 
 namespace pk {
 
-constexpr int kNibbleWarps = 8;  // these two are part of the numerics class: kSkinnyWarps, kSkinnySlice there
-constexpr int kNibbleSlice = 128;  // k of one warp per pass, 64 bytes a row
-constexpr int kNibbleRound = kNibbleWarps * kNibbleSlice;
+constexpr int kNibbleRound = kSkinnyWarps * kSkinnySlice;
 
 template <int kRowTiles, int kTokenTiles, int kStages>
 struct QuantNibblesSmem {
-  static constexpr int kRows = 16 * kRowTiles;
-  static constexpr int kPitch = kRows + 4;  // 2 t kPitch + g falls into 32 different banks
-  uint8_t ring[kNibbleWarps][kStages][kRows * 64];
-  float part[kNibbleWarps][8 * kTokenTiles][kPitch];
+  uint8_t ring[kSkinnyWarps][kStages][16 * kRowTiles * 64];  // a slice is 64 bytes a row
+  WarpSums<kRowTiles, kTokenTiles> sums;
 };
 
 // Codes of one word as 16-bit pairs (weight 2 i, weight 2 i + 1), raw: see nibble_factor.
@@ -139,7 +135,7 @@ struct NibbleWarp {
         ring(ring),
         k(q.k),
         shift(q.groups == 1 ? 31 : q.shift()) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first = threadIdx.x / 32 * kNibbleSlice;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first = threadIdx.x / 32 * kSkinnySlice;
 #pragma unroll
     for (int i = 0; i < 2 * kRowTiles; ++i) {
       const int row = min(n0 + 8 * i + g, n - 1);
@@ -198,7 +194,7 @@ struct NibbleWarp {
   }
   // The tokens of a whole slice; of another, nothing: multiply_odd loads them.
   PK_DEVICE void load_tokens(int k0, Tokens& to) {
-    if (k0 + kNibbleSlice <= k) {
+    if (k0 + kSkinnySlice <= k) {
 #pragma unroll
       for (int u = 0; u < 4; ++u)
 #pragma unroll
@@ -261,7 +257,7 @@ struct NibbleWarp {
   }
 
   PK_DEVICE void sum(Sums& acc) {
-    const int first = threadIdx.x / 32 * kNibbleSlice;
+    const int first = threadIdx.x / 32 * kSkinnySlice;
     Raw raw[kScalesAhead];
     Tokens tokens[2];
 #pragma unroll 1
@@ -286,7 +282,7 @@ struct NibbleWarp {
         fetch(k0 + (kStages - 1) * kNibbleRound, (stage + kRing - kStageBytes) % kRing);
         load_tokens(k0 + kNibbleRound, tokens[p ^ 1]);
         Groups groups;
-        bool odd = k0 + kNibbleSlice > k;
+        bool odd = k0 + kSkinnySlice > k;
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -311,7 +307,7 @@ struct NibbleWarp {
 // 128 k in turn, and their sums are added in warp order. Within 32 k, lane group t holds weights 8 t .. 8 t + 7 of its
 // rows (as linear_skinny_mma). Several row tiles share what they read of x, which for 16 tokens is the larger traffic.
 template <class T, class L, int kRowTiles, int kTokenTiles, int kStages>
-__global__ void __launch_bounds__(kNibbleWarps * 32, kRowTiles * kTokenTiles == 1 ? 2 : 1)
+__global__ void __launch_bounds__(kSkinnyWarps * 32, kRowTiles * kTokenTiles == 1 ? 2 : 1)
     quant_linear_nibbles(const T* __restrict__ x, const uint8_t* __restrict__ codes, const void* __restrict__ scales,
                          const void* __restrict__ offsets, const T* __restrict__ bias, const T* residual, T* y, int m,
                          int n, int k, int group, int groups, int tags, int64_t x_stride, int64_t residual_stride,
@@ -319,33 +315,16 @@ __global__ void __launch_bounds__(kNibbleWarps * 32, kRowTiles * kTokenTiles == 
   using Smem = QuantNibblesSmem<kRowTiles, kTokenTiles, kStages>;
   PK_DYN_SMEM(Smem, s);
   const QuantPlanes q{codes, scales, offsets, k, group, groups, tags};
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int n0 = static_cast<int>(blockIdx.x) * Smem::kRows;
+  const int warp = threadIdx.x / 32, n0 = static_cast<int>(blockIdx.x) * 16 * kRowTiles;
   float acc[kRowTiles][kTokenTiles][4] = {};
-  if (group % kNibbleSlice != 0)
+  if (group % kSkinnySlice != 0)
     NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 4, true>(q, x, x_stride, s.ring[warp][0], m, n0, n).sum(acc);
   else if (q.has_offsets())
     NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 1, true>(q, x, x_stride, s.ring[warp][0], m, n0, n).sum(acc);
   else
     NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 1, false>(q, x, x_stride, s.ring[warp][0], m, n0, n).sum(acc);
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-    for (int j = 0; j < kTokenTiles; ++j)
-#pragma unroll
-      for (int c = 0; c < 4; ++c)
-        st(&s.part[warp][j * 8 + mma_col(lane, c)][i * 16 + mma_row(lane, c)], acc[i][j][c]);
-  __syncthreads();
   const LinearEpilogue<T, T, 1> out(bias, residual, y, residual_stride, n, m, n, activation);
-#pragma unroll 1
-  for (int i = threadIdx.x; i < 8 * kTokenTiles * Smem::kRows; i += kNibbleWarps * 32) {
-    const int token = i / Smem::kRows, r = i % Smem::kRows;
-    if (token >= m) break;
-    float sum[1] = {0.f};
-#pragma unroll
-    for (int v = 0; v < kNibbleWarps; ++v) sum[0] += ld(&s.part[v][token][r]);
-    out.store(token, n0 + r, sum);
-  }
+  s.sums.template store<false>(acc, out, n0);
 }
 
 }  // namespace pk

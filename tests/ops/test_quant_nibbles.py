@@ -154,9 +154,9 @@ MUTANTS = (
     ("out[1] = prmt(low, high, 0x9591u);", "out[1] = prmt(low, high, 0xa6a2u);"),
     ("mul2<T>(zeros, 0xff00ff00u)", "mul2<T>(zeros, 0xfe80fe80u)"),
     ("read_from ^ 32", "read_from"),
-    ("codes[i] += kNibbleRound / 2;", "codes[i] += kNibbleSlice / 2;"),
+    ("codes[i] += kNibbleRound / 2;", "codes[i] += kSkinnySlice / 2;"),
     ("groups[i][h][kScales == 1 ? 0 : u]", "groups[i][h][0]"),
-    ("x[j] += kNibbleRound;", "x[j] += kNibbleSlice;"),
+    ("x[j] += kNibbleRound;", "x[j] += kSkinnySlice;"),
 )
 
 
