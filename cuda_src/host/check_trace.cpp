@@ -10,7 +10,7 @@ namespace pk::host {
 namespace {
 
 // Lanes served together. Loads in which lane pairs (or pairs of lanes two apart) share their address take
-// twice as many.
+// twice as many; a lane whose partner is not active is such a pair.
 int phase_lanes(const PcLog& p, const PcLog::Request& r) {
   const int lanes = p.bytes <= 4 ? 32 : p.bytes == 8 ? 16 : 8;
   if (p.op != kLogLoad || p.bytes < 8) return lanes;
@@ -19,7 +19,7 @@ int phase_lanes(const PcLog& p, const PcLog::Request& r) {
     for (int l = 0; l < 32 && paired; ++l) {
       if (!(r.mask >> l & 1)) continue;
       const int other = l ^ partner;
-      paired = (r.mask >> other & 1) && r.address[other] == r.address[l];
+      paired = !(r.mask >> other & 1) || r.address[other] == r.address[l];
     }
     if (paired) return lanes * 2;
   }

@@ -1,11 +1,11 @@
 """Shared-memory bank conflicts of one warp instruction.
 
-Rules, every one counted by Nsight Compute on an H200 (tests/data/coalescing_measured.json, ``_meta``):
-shared memory has 32 banks of 4 bytes; lanes that touch the same word are served together. An instruction
-runs in phases: 32 lanes at once up to 4 bytes a lane, 16 lanes at 8 bytes, 8 lanes at 16 bytes. A *load* of
-8 or 16 bytes in which every active lane has the address of ``lane ^ 1``, or every one that of ``lane ^ 2``,
-takes phases of twice the lanes; a store never does. A phase costs as many wavefronts (passes) as its worst
-bank holds distinct words.
+Rules, every one counted by Nsight Compute on an H200 (tests/data/coalescing_measured.json, ``_meta``, and
+coalescing_pairs.jsonl): shared memory has 32 banks of 4 bytes; lanes that touch the same word are served together. An
+instruction runs in phases: 32 lanes at once up to 4 bytes a lane, 16 lanes at 8 bytes, 8 lanes at 16 bytes. A *load* of
+8 or 16 bytes in which every active lane has the address of ``lane ^ 1``, or every one that of ``lane ^ 2``, takes
+phases of twice the lanes; a partner that is not active counts as the same address; a store never does. A phase costs as
+many wavefronts (passes) as its worst bank holds distinct words.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def phase_lanes(op: str, width: int, addrs: Addresses) -> int:
     lanes = _PHASE_LANES[width]
     if op == "load" and width >= 8:
         for partner in (1, 2):
-            if all(a is None or addrs[lane ^ partner] == a for lane, a in enumerate(addrs)):
+            if all(a is None or addrs[lane ^ partner] in (None, a) for lane, a in enumerate(addrs)):
                 return lanes * 2
     return lanes
 
