@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch
 
 from pykern.errors import ArgumentError
 from pykern.models.config import LlamaConfig
 
-PAGE_SIZE = (
-    16  # tokens; small enough that short sequences waste little, large enough for whole cache lines per head
-)
+PAGE_SIZE = 16  # tokens; small enough that short sequences waste little, large enough for whole cache lines per head
 
 
 @dataclass
 class Sequence:
-    """One request: its ids, how many of them the cache holds, and the pages they are in."""
+    """One request: its ids, how many of them the cache holds, and the pages they are in.
+
+    ``ids`` is a list of ints and yours to make; ``cached`` and ``pages`` are the engine's. A copy does not hold the
+    pages: go on from a copy of the ids, ``Sequence(list(ids))``.
+    """
 
     ids: list[int] = field(default_factory=list)
     cached: int = 0
@@ -32,7 +36,8 @@ class PagedCache:
     """Keys and values of every layer, ``[pages, page_size, kv_heads, head_dim]`` each.
 
     ``longest`` is the number of tokens a sequence may reach: it fixes the width of page tables, so that a captured
-    graph keeps working as sequences grow. ``tokens`` is the capacity for all sequences together.
+    graph keeps working as sequences grow. ``tokens`` is the capacity for all sequences together. Pages go back by
+    :meth:`release`; those of sequences that nobody refers to any more are taken back when others need them.
     """
 
     def __init__(
@@ -45,13 +50,10 @@ class PagedCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
+        _whole("tokens", tokens)
+        _whole("page_size", page_size)
         longest = min(tokens, config.context) if longest is None else longest
-        if page_size < 1 or tokens < 1 or not 1 <= longest <= config.context:
-            raise ArgumentError(
-                "tokens, longest, page_size",
-                (tokens, longest, page_size),
-                f"1 and up; longest up to {config.context}",
-            )
+        _whole("longest", longest, config.context, ", the model's context")
         self.page_size, self.longest = page_size, longest
         self.width = -(-longest // page_size)
         pages = max(-(-tokens // page_size), self.width)
@@ -60,22 +62,73 @@ class PagedCache:
         self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
         self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
         self.free = list(range(pages - 1, -1, -1))
+        # Who has each page. A sequence is compared by identity: an equal one, or a copy, holds nothing.
+        self.holders: list[weakref.ref[Sequence] | None] = [None] * pages
+
+    def holds(self, sequence: Sequence, page: object) -> bool:
+        """Whether ``page`` of this cache was given to this very sequence."""
+        if isinstance(page, bool) or not isinstance(page, int) or not 0 <= page < len(self.holders):
+            return False
+        holder = self.holders[page]
+        return holder is not None and holder() is sequence
+
+    def check(self, sequence: Sequence, at: str = "sequence", *, every_page: bool = True) -> None:
+        """ArgumentError, with the place ``at`` in it, for what is no sequence or claims to be cached and is not: it has
+        the pages of another cache, or of the sequence that it was copied from. Not ``every_page``: only the last is
+        looked at."""
+        if not isinstance(sequence, Sequence):
+            allowed = "a pykern.models.cache.Sequence, such as Sequence([1, 2])"
+            raise ArgumentError(at, type(sequence).__name__, allowed)
+        ids, cached, pages = sequence.ids, sequence.cached, sequence.pages
+        if not isinstance(ids, list):
+            raise ArgumentError(f"{at}.ids", type(ids).__name__, "a list of ints")
+        if isinstance(cached, bool) or not isinstance(cached, int) or not 0 <= cached <= len(ids):
+            raise ArgumentError(f"{at}.cached", repr(cached), f"0..{len(ids)}, its number of ids")
+        if not isinstance(pages, list):
+            self._foreign(at)
+        if not all(self.holds(sequence, page) for page in (pages if every_page else pages[-1:])):
+            self._foreign(at)
+        if cached > len(pages) * self.page_size:
+            most = len(pages) * self.page_size
+            raise ArgumentError(f"{at}.cached", cached, f"at most {most}, what its {len(pages)} pages hold")
+
+    def _foreign(self, at: str) -> NoReturn:
+        allowed = "pages that this cache gave to this sequence; for a copy or another engine Sequence(list(ids))"
+        raise ArgumentError(f"{at}.pages", "pages of another sequence or cache", allowed)
 
     def reserve(self, sequence: Sequence, tokens: int) -> None:
         """Give ``sequence`` the pages for its first ``tokens`` tokens; ArgumentError when they cannot be had."""
         if tokens > self.longest:
             raise ArgumentError("sequence length", tokens, f"at most {self.longest}, the cache's longest")
+        if sequence.pages and not self.holds(sequence, sequence.pages[-1]):  # the last: this is called at every step
+            self._foreign("sequence")
         wanted = -(-tokens // self.page_size) - len(sequence.pages)
         if wanted > len(self.free):
+            self._reclaim()
+        if wanted > len(self.free):
+            pages = f"{wanted} more for the {tokens} tokens of a sequence"
             raise ArgumentError(
-                "free cache pages", len(self.free), f"{wanted} are needed; release finished sequences"
+                "free cache pages", len(self.free), f"{pages}; release finished ones, or give the cache more tokens"
             )
         for _ in range(wanted):
-            sequence.pages.append(self.free.pop())
+            page = self.free.pop()
+            self.holders[page] = weakref.ref(sequence)
+            sequence.pages.append(page)
+
+    def _reclaim(self) -> None:
+        """Take back the pages of sequences that are gone."""
+        for page, holder in enumerate(self.holders):
+            if holder is not None and holder() is None:
+                self.holders[page] = None
+                self.free.append(page)
 
     def release(self, sequence: Sequence) -> None:
         """Take back all pages of ``sequence``; its ids stay, and would have to be computed again."""
-        self.free.extend(reversed(sequence.pages))
+        if not all(self.holds(sequence, page) for page in sequence.pages):
+            self._foreign("sequence")
+        for page in reversed(sequence.pages):
+            self.holders[page] = None
+            self.free.append(page)
         sequence.pages, sequence.cached = [], 0
 
     def slot(self, sequence: Sequence, position: int) -> int:
@@ -123,9 +176,7 @@ class Batch:
             pages = torch.tensor(sequence.pages, dtype=torch.int64)
             batch.ids[rows] = torch.tensor(sequence.ids[start : start + n])
             batch.positions[rows] = positions
-            batch.slots[rows] = (
-                pages[positions // cache.page_size] * cache.page_size + positions % cache.page_size
-            )
+            batch.slots[rows] = pages[positions // cache.page_size] * cache.page_size + positions % cache.page_size
             batch.page_table[i, : len(pages)] = pages
             batch.kv_lens[i] = start + n
             row += n
@@ -170,6 +221,11 @@ class Batch:
             table.view(sequences, width),
             packed,
         )
+
+
+def _whole(name: str, value: object, most: int | None = None, of: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        raise ArgumentError(name, repr(value), "an int, 1 or above" if most is None else f"an int in 1..{most}{of}")
 
 
 def _padded(words: int) -> int:

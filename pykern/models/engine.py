@@ -74,9 +74,21 @@ class Engine:
     def _run(self, packed: torch.Tensor, shape: Any) -> torch.Tensor:
         return self.model(Batch.view(packed, shape), self.cache)
 
-    @torch.inference_mode()
     def step(self, work: list[tuple[Sequence, int]]) -> torch.Tensor:
         """Logits [sequences, vocab] after the next ``n`` pending ids of each sequence."""
+        for i, pair in enumerate(work):
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise ArgumentError(f"work[{i}]", type(pair).__name__, "a (Sequence, int)")
+            sequence, n = pair
+            self.cache.check(sequence, f"work[{i}][0]", every_page=False)  # this is called for every token
+            if isinstance(n, bool) or not isinstance(n, int):
+                raise ArgumentError(f"work[{i}][1]", repr(n)[:60], "an int: how many pending ids to run")
+            self._check_ids(sequence.ids[sequence.cached : sequence.cached + n], f"work[{i}][0]")
+        self._check_once([sequence for sequence, _ in work], "work")
+        return self._step(work)
+
+    @torch.inference_mode()
+    def _step(self, work: list[tuple[Sequence, int]]) -> torch.Tensor:
         self.on_pass(sum(s.cached + n for s, n in work))
         if self.pool is not None and all(n == 1 for _, n in work):
             batch = Batch.of(self.cache, work)
@@ -89,31 +101,47 @@ class Engine:
             sequence.cached += n
         return logits
 
-    def check(self, sequences: list[Sequence]) -> None:
-        """ArgumentError for a sequence given twice (it would write its cache twice) and for ids of no token."""
-        if len({id(s) for s in sequences}) != len(sequences):
-            raise ArgumentError("sequences", f"{len(sequences)}, one of them twice", "each once")
-        vocab = self.model.config.vocab
+    def check(self, sequences: list[Sequence], *, pending: bool = False) -> None:
+        """ArgumentError for what is no list of sequences, for one given twice (it would write its cache twice), for one
+        of another engine, for ids of no token, and with ``pending`` for one that has nothing to run."""
+        if not isinstance(sequences, (list, tuple)):
+            raise ArgumentError("sequences", type(sequences).__name__, "a list of pykern.models.cache.Sequence")
         for i, sequence in enumerate(sequences):
-            for token in sequence.pending:
-                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-                    raise ArgumentError(f"sequences[{i}].ids", repr(token), f"ints in 0..{vocab - 1}, the vocabulary")
+            self.cache.check(sequence, f"sequences[{i}]")
+            self._check_ids(sequence.pending, f"sequences[{i}]")
+            if pending and len(sequence.ids) == sequence.cached:
+                got = f"{len(sequence.ids)} ids, all of them in the cache" if sequence.ids else "no ids"
+                raise ArgumentError(f"sequences[{i}].ids", got, "at least one id that is pending")
+        self._check_once(sequences, "sequences")
+
+    def _check_ids(self, ids: list[int], at: str) -> None:
+        vocab = self.model.config.vocab
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+                shown = repr(token)[:60] if isinstance(token, int) else f"{type(token).__name__} {token!r}"[:60]
+                raise ArgumentError(f"{at}.ids", shown, f"ints in 0..{vocab - 1}, the vocabulary")
+
+    @staticmethod
+    def _check_once(sequences: list[Sequence], name: str) -> None:
+        if len({id(s) for s in sequences}) != len(sequences):
+            raise ArgumentError(name, f"{len(sequences)}, one of them twice", "each sequence once")
 
     def prefill(self, sequences: list[Sequence], chunk: int = 0) -> torch.Tensor:
         """Logits [sequences, vocab] after all pending ids, ``chunk`` of each sequence at a time (0: all at once)."""
-        if chunk < 0 or not sequences or any(not s.pending for s in sequences):
-            raise ArgumentError(
-                "chunk, sequences", (chunk, len(sequences)), "chunk >= 0; sequences with pending ids"
-            )
+        _whole("chunk", chunk, "0 (all at once) or above")
+        self.check(sequences, pending=True)
+        if not sequences:
+            raise ArgumentError("sequences", "none", "at least one")
+        return self._prefill(sequences, chunk)
+
+    def _prefill(self, sequences: list[Sequence], chunk: int) -> torch.Tensor:
         rows: dict[int, torch.Tensor] = {}
         while waiting := [i for i, s in enumerate(sequences) if i not in rows]:
-            work = [
-                (sequences[i], min(chunk or len(sequences[i].pending), len(sequences[i].pending)))
-                for i in waiting
-            ]
-            logits = self.step(work)
+            left = [len(sequences[i].ids) - sequences[i].cached for i in waiting]
+            work = [(sequences[i], min(chunk or n, n)) for i, n in zip(waiting, left, strict=True)]
+            logits = self._step(work)
             for row, i in zip(logits, waiting, strict=True):
-                if not sequences[i].pending:
+                if len(sequences[i].ids) == sequences[i].cached:
                     rows[i] = row.clone()
         return torch.stack([rows[i] for i in range(len(sequences))])
 
@@ -144,23 +172,28 @@ class Engine:
     ) -> list[list[int]]:
         """Up to ``max_tokens`` new ids for each sequence, ending with one of ``stop_ids`` if it comes.
 
-        Ids are appended to the sequences; the last one stays pending, so a later call goes on from the cache.
-        ``on_token(i, id)`` is called as each comes. An earlier call may have been stopped anywhere.
+        ``sampling``: one for all sequences, or a list with one for each; None: greedy. Ids are appended to the
+        sequences; the last one stays pending, so a later call goes on from the cache. ``on_token(i, id)`` is called as
+        each comes. An earlier call may have been stopped anywhere, by an error too: what came until then is in the
+        sequences. ArgumentError also when the cache runs out of pages or a sequence of its longest on the way.
         """
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
-            raise ArgumentError("max_tokens", repr(max_tokens), "an int, 0 or above")
-        choices = sampling if isinstance(sampling, list) else [sampling or Sampling()] * len(sequences)
-        if len(choices) != len(sequences) or not all(isinstance(c, Sampling) for c in choices):
-            kinds = ", ".join(type(c).__name__ for c in choices)
-            raise ArgumentError("sampling", kinds, f"a Sampling, or a list of {len(sequences)}, one a sequence")
-        self.check(sequences)
+        _whole("max_tokens", max_tokens, "0 or above")
+        _whole("chunk", chunk, "0 (all at once) or above")
+        self.check(sequences, pending=max_tokens > 0)
+        choices = self._choices(sampling, len(sequences))
+        vocab = self.model.config.vocab
+        plain = isinstance(stop_ids, (tuple, list, set, frozenset))
+        if not plain or not all(type(t) is int and 0 <= t < vocab for t in stop_ids):
+            raise ArgumentError("stop_ids", repr(stop_ids)[:60], f"a tuple of ints in 0..{vocab - 1}, the vocabulary")
+        if on_token is not None and not callable(on_token):
+            raise ArgumentError("on_token", type(on_token).__name__, "a function of (i, id), or None")
         new: list[list[int]] = [[] for _ in sequences]
         if max_tokens == 0 or not sequences:
             return new
         started = time.perf_counter()
         self.clock.prefill_tokens += sum(len(s.pending) for s in sequences)
         active = list(range(len(sequences)))
-        logits = self.prefill(sequences, chunk)
+        logits = self._prefill(sequences, chunk)
         while True:
             picked = self.choose(logits, [sequences[i] for i in active], [choices[i] for i in active])
             now = time.perf_counter()
@@ -178,7 +211,27 @@ class Engine:
             active = [i for i in active if len(new[i]) < max_tokens and new[i][-1] not in stop_ids]
             if not active:
                 return new
-            logits = self.step([(sequences[i], 1) for i in active])
+            logits = self._step([(sequences[i], 1) for i in active])
+
+    @staticmethod
+    def _choices(sampling: Any, count: int) -> list[Sampling]:
+        """One Sampling a sequence."""
+        allowed = f"a Sampling, or a list of {count}, one a sequence"
+        if sampling is None or isinstance(sampling, Sampling):
+            return [sampling or Sampling()] * count
+        if not isinstance(sampling, (list, tuple)):
+            raise ArgumentError("sampling", f"{type(sampling).__name__} {sampling!r}"[:60], allowed)
+        for i, one in enumerate(sampling):
+            if not isinstance(one, Sampling):
+                raise ArgumentError(f"sampling[{i}]", f"{type(one).__name__} {one!r}"[:60], "a Sampling")
+        if len(sampling) != count:
+            raise ArgumentError("sampling", f"a list of {len(sampling)}", allowed)
+        return list(sampling)
+
+
+def _whole(name: str, value: object, allowed: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ArgumentError(name, repr(value)[:60], f"an int, {allowed}")
 
 
 def sample_rows(

@@ -76,8 +76,32 @@ def test_refused() -> None:
     c = cache()
     with pytest.raises(ArgumentError, match="tokens of a sequence: got 3, allowed: 1..2"):
         Batch.of(c, [(Sequence([1, 2]), 3)])
-    with pytest.raises(ArgumentError, match="free cache pages"):
-        for _ in range(3):
-            c.reserve(Sequence(), 32)
+    held = [Sequence() for _ in range(3)]
+    with pytest.raises(
+        ArgumentError, match="^free cache pages: got 0, allowed: 8 more for the 32 tokens of a sequence"
+    ):
+        for s in held:
+            c.reserve(s, 32)
+    assert [len(s.pages) for s in held] == [8, 8, 0]
     with pytest.raises(ArgumentError, match="longest"):
         PagedCache(CONFIG, 64, 1000)
+
+
+def test_pages_of_what_is_gone_are_taken_back() -> None:
+    """When they are needed, and no sooner; those of a sequence that is still there stay, whatever is equal to it."""
+    c = cache()
+    kept, everything = Sequence([1]), sorted(c.free)
+    c.reserve(kept, 8)
+    for _ in range(9):
+        c.reserve(Sequence([1]), 32)
+    assert all(c.holds(kept, page) for page in kept.pages) and len(kept.pages) == 2
+    assert sorted({*c.free, *kept.pages}) != everything
+    twin = Sequence([1], 0, list(kept.pages))
+    assert twin == kept and not any(c.holds(twin, page) for page in kept.pages)
+    foreign = r"^sequence.pages: got pages of another sequence or cache, allowed: pages that this cache gave"
+    for call in (lambda: c.reserve(twin, 9), lambda: c.release(twin), lambda: c.check(twin)):
+        with pytest.raises(ArgumentError, match=foreign):
+            call()
+    c.release(kept)
+    c.release(kept)
+    assert kept.pages == [] and len(c.free) == len(set(c.free))
