@@ -127,13 +127,7 @@ class QuantTensor:
 
     def to(self, device: torch.device | str) -> QuantTensor:
         """The same matrix on ``device``."""
-        import torch
-
-        try:
-            torch.empty(0, device=torch.device(device))
-        except (RuntimeError, TypeError, AssertionError) as error:
-            text = str(error).splitlines()[0]
-            raise ArgumentError("device", repr(device), f"a device that torch has here ({text[:120]})") from error
+        check_device(device)
         planes = {name: t.to(device) for name, t in self.planes.items()}
         perm = None if self.perm is None else self.perm.to(device)
         return QuantTensor(planes, self.layout, self.shape, self.group, perm)
@@ -316,6 +310,17 @@ def prepack_cost(w: QuantTensor, bytes_per_second: float = 4e12, saved: float = 
 
 
 # ---- parts of the constructors
+
+
+def check_device(device: Any) -> None:
+    """ArgumentError unless torch can make a tensor on ``device`` here."""
+    import torch
+
+    try:
+        torch.empty(0, device=torch.device(device))
+    except (RuntimeError, TypeError, AssertionError) as error:
+        text = str(error).splitlines()[0]
+        raise ArgumentError("device", repr(device), f"a device that torch has here ({text[:120]})") from error
 
 
 def _traced(torch: Any) -> bool:

@@ -152,7 +152,10 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any], whe
                 raise ModelError(f"{where}: no {key!r}")
             return default
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ModelError(f"{where}: {key}: got {value!r} ({type(value).__name__})")
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            allowed = " or ".join({int: "a whole number", float: "a number", str: "a string", bool: "true or false",
+                                   list: "a list", dict: "an object"}[k] for k in kinds)  # fmt: skip
+            raise ModelError(f"{where}: {key}: got {value!r} ({type(value).__name__}), allowed: {allowed}")
         return value
 
     archs = get("architectures", list)
@@ -165,7 +168,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any], whe
     if act != "silu":
         raise ModelError(f"{where}: hidden_act: got {act!r}, allowed: silu")
     if config.get("quantization_config"):
-        method = dict(config["quantization_config"]).get("quant_method", "unnamed")
+        method = get("quantization_config", dict).get("quant_method", "unnamed")
         raise ModelError(
             f"{where}: quantization_config ({method}) is not supported for safetensors; use a GGUF file"
         )
@@ -178,13 +181,13 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any], whe
     heads, hidden = get("num_attention_heads", int), get("hidden_size", int)
     if heads < 1 or (hidden % heads and config.get("head_dim") is None):
         raise ModelError(f"{where}: num_attention_heads: got {heads}, allowed: a divisor of {hidden}")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}  # transformers 5 and before
+    rope = get("rope_parameters", dict, {}) or get("rope_scaling", dict, {})  # transformers 5 and before
     stop = generation.get("eos_token_id", config.get("eos_token_id"))
     stop = [] if stop is None else stop if isinstance(stop, list) else [stop]
-    if not all(isinstance(t, int) for t in stop):
+    if not all(isinstance(t, int) and not isinstance(t, bool) for t in stop):
         raise ModelError(f"{where}: eos_token_id: got {stop}, allowed: a whole number or a list of them")
     base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
-    if not isinstance(base, (int, float)):
+    if not isinstance(base, (int, float)) or isinstance(base, bool):
         raise ModelError(f"{where}: rope_theta: got {base!r}, allowed: a number")
     return LlamaConfig(
         layers=get("num_hidden_layers", int),
@@ -213,7 +216,7 @@ def _hf_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling | None:
         "linear": ("factor",),
         "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     }
-    if kind not in keys:
+    if not isinstance(kind, str) or kind not in keys:
         raise ModelError(f"{where}: RoPE scaling: got {kind!r}, allowed: {', '.join(keys)}")
     values: list[Any] = [rope.get(key) for key in keys[kind]]
     for key, value in zip(keys[kind], values, strict=True):

@@ -21,6 +21,7 @@ from pykern.models.llama import Llama, Ops
 from pykern.models.meter import Meter
 from pykern.models.tokenizer import TextModel, tokenizer_from_folder, tokenizer_from_gguf
 from pykern.models.weights import Blocks, Layer, Weights, dequantize_blocks, load_weights
+from pykern.quant import check_device
 
 MEASURED_STEPS = 8  # decode steps timed by kernel on a GPU, after the run
 
@@ -70,11 +71,22 @@ def load(
     return config, weights, tokenizer_from_folder(source, config.vocab)
 
 
-def prepare(weights: Weights, dtype: torch.dtype, device: str, dequantize: bool = False) -> Weights:
-    """``weights`` for the ops: on ``device``, plain ones in ``dtype``, packed ones packed still or expanded.
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def prepare(
+    weights: Weights, dtype: torch.dtype | str, device: torch.device | str, dequantize: bool = False
+) -> Weights:
+    """``weights`` for the ops: on ``device``, plain ones in ``dtype`` (float32, float16 or bfloat16, or its name),
+    packed ones packed still or expanded.
 
     The embedding table is expanded in any case: its rows are looked up, and a packed head keeps its own bytes.
     """
+    if isinstance(dtype, str):
+        dtype = next((d for d in DTYPES if str(d) == f"torch.{dtype}"), dtype)
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
+        raise ArgumentError("dtype", repr(dtype)[:60], ", ".join(map(str, DTYPES)))
+    check_device(device)
 
     def expanded(w: Any) -> torch.Tensor:
         return (dequantize_blocks(w) if isinstance(w, Blocks) else w).to(device, dtype).contiguous()

@@ -19,6 +19,7 @@ import torch
 from pykern.errors import ModelError
 from pykern.models.config import LlamaConfig, config_from_gguf, config_from_hf
 from pykern.models.gguf import BlockType, GGUFFile
+from pykern.models.sniff import GGUF, SAFETENSORS, kind_of
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -323,7 +324,8 @@ def safetensors_files(path: Path) -> list[Path]:
     else:
         files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise ModelError(f"{path.name}: no .safetensors file in this folder")
+        bins = " (PyTorch's .bin files are not read)" if any(path.glob("*.bin")) else ""
+        raise ModelError(f"{path.name}: no .safetensors file in this folder{bins}")
     for file in files:
         if not file.exists():
             raise ModelError(f"{path.name}: shard {file.name} is missing")
@@ -347,11 +349,14 @@ def weights_from_safetensors(path: Path, config: LlamaConfig) -> Weights:
                     raise ModelError(f"{file.name}: tensor {name!r} appears twice")
                 if part.get_dtype() not in allowed and not name.endswith(_IGNORED_SUFFIXES):
                     place = f"{file.name}: dtype of {name}"
-                    raise ModelError(f"{place}: got {part.get_dtype()}, allowed: {sorted(allowed)}")
+                    raise ModelError(f"{place}: got {part.get_dtype()}, allowed: {', '.join(sorted(allowed))}")
                 shapes[name], owners[name] = tuple(part.get_shape()), opened
         except (SafetensorError, OSError, ValueError) as error:
             if isinstance(error, ModelError):
                 raise
+            kind = kind_of(file) if file.is_file() else ""
+            if kind and kind != SAFETENSORS:
+                raise ModelError(f"{file.name}: got {kind}, allowed: a safetensors file") from error
             raise ModelError(f"{file.name}: not a whole safetensors file: {error}") from error
     return assemble(config, where, shapes, lambda name: owners[name].get_tensor(name), hf=True)
 
@@ -359,12 +364,21 @@ def weights_from_safetensors(path: Path, config: LlamaConfig) -> Weights:
 # --- Either ------------------------------------------------------------------------------------------------
 
 
-def load_weights(path: Path) -> tuple[LlamaConfig, Weights, GGUFFile | Path]:
-    """Config, weights and where the tokenizer is: the open GGUF file, or the model's folder."""
-    if path.is_file() and path.suffix != ".safetensors":
-        file = GGUFFile(path)  # by content, whatever the file is called
-        config = config_from_gguf(file)
-        return config, weights_from_gguf(file, config), file
+def load_weights(path: str | os.PathLike[str]) -> tuple[LlamaConfig, Weights, GGUFFile | Path]:
+    """Config, weights and where the tokenizer is: the open GGUF file, or the model's folder.
+
+    ``path``: a GGUF file, a safetensors file beside its ``config.json``, or the folder of both. ModelError for what is
+    damaged, not supported, or not there. No tokenizer is needed: ids can be had from elsewhere.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        kind = kind_of(path)  # by content, whatever the file is called
+        if kind == GGUF or (not kind and path.suffix != ".safetensors"):
+            file = GGUFFile(path)
+            config = config_from_gguf(file)
+            return config, weights_from_gguf(file, config), file
+        if kind not in ("", SAFETENSORS):
+            raise ModelError(f"{path.name}: got {kind}, allowed: a GGUF or safetensors file")
     folder = path if path.is_dir() else path.parent
     config = config_of_folder(folder)
     return config, weights_from_safetensors(path, config), folder

@@ -206,7 +206,8 @@ def _nan_scale() -> Stored:
 
 
 BAD = {
-    "not a GGUF file": (b"PK\x03\x04" + GOOD_BYTES[4:], "starts with b'PK"),
+    "unknown": (b"XYZW" + GOOD_BYTES[4:], "not a GGUF file: it starts with b'XYZW'"),
+    "not a GGUF file": (b"PK\x03\x04" + GOOD_BYTES[4:], "got a zip archive"),
     "big-endian": (GOOD_BYTES[:4] + struct.pack(">I", 3) + GOOD_BYTES[8:], "big-endian"),
     "version": (_changed(version=9), "GGUF version: got 9, allowed: 2 or 3"),
     "architecture": (_with({"general.architecture": text("gemma")}), "got 'gemma', allowed: llama, qwen2"),
@@ -250,7 +251,7 @@ BAD = {
         _with(tensors={"blk.1.ffn_up.weight": _nan_scale()}),
         "blk.1.ffn_up.weight: row 7 holds a NaN",
     ),
-    "empty": (b"", "0 bytes"),
+    "empty": (b"", "an empty file"),
 }
 
 
