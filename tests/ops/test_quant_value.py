@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,7 +103,7 @@ def test_sameness_wants_a_matrix() -> None:
         embedding(torch.tensor([0]), torch.ones(2, 2))  # type: ignore[arg-type]
 
 
-def test_an_unpickled_one_is_a_pytree_in_a_process_that_made_none(tmp_path: Any) -> None:
+def test_an_unpickled_one_is_a_pytree_in_a_process_that_made_none(tmp_path: Path) -> None:
     (tmp_path / "q.pickle").write_bytes(pickle.dumps(act_order()))
     code = (
         "import pickle, sys, torch, torch.utils._pytree as pytree\n"
@@ -113,3 +115,14 @@ def test_an_unpickled_one_is_a_pytree_in_a_process_that_made_none(tmp_path: Any)
         [sys.executable, "-c", code, str(tmp_path / "q.pickle")], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_pages_example_runs() -> None:
+    """docs/quant.md's, as it stands."""
+    page = (Path(__file__).parents[2] / "docs" / "quant.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    space: dict[str, Any] = {}
+    exec(compile(block, "quant.md", "exec"), space)
+    assert space["y"].shape == (1, 64) and space["w"].dtype == torch.bfloat16
+    assert torch.equal(space["h"], space["qt"].dequantize()[[3, 1]])
+    assert copy.deepcopy(space["qt"]) != space["qt"] and copy.deepcopy(space["qt"]).equal(space["qt"])
