@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
 H200 = [json.loads(line) for line in (DATA / "coalescing_h200.jsonl").read_text().splitlines()]
 MEASURED = json.loads((DATA / "coalescing_measured.json").read_text())
+# Loads and stores with inactive lanes beside active ones, counted by Nsight Compute 2025.3 on an H200.
+PAIRS = [json.loads(line) for line in (DATA / "coalescing_pairs.jsonl").read_text().splitlines()]
 NAMED = [
     {**case, "space": space.split("_")[0]}
     for space in ("global", "shared", "shared_flagged")
@@ -61,6 +63,22 @@ def test_every_named_case_is_exact(case: dict) -> None:
     full = batch_line(row, full=True)
     assert {k: full[k] for k in case["expect"]} == case["expect"]
     assert batch_line(case) == case["expect"]
+
+
+def test_lanes_beside_inactive_ones_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong() -> int:
+        return sum(batch_line(row)["wavefronts"] != row["expect"]["wavefronts"] for row in PAIRS)
+
+    assert len(PAIRS) == 152 and wrong() == 0
+
+    def strict(op: str, width: int, addrs: banks.Addresses) -> int:
+        """The rule without its half sentence on inactive partners."""
+        lanes = banks._PHASE_LANES[width]
+        shared = (all(a is None or addrs[n ^ p] == a for n, a in enumerate(addrs)) for p in (1, 2))
+        return lanes * 2 if op == "load" and width >= 8 and any(shared) else lanes
+
+    monkeypatch.setattr(banks, "phase_lanes", strict)
+    assert wrong() >= 20
 
 
 def test_the_patterns_discriminate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,7 +203,8 @@ __global__ void access(const int* where, unsigned char* memory, int* sink) {
 
 
 def access_instance(space: str, case: dict[str, Any]) -> str:
-    return f"access<{case['width']}, {'true' if space == 'shared' else 'false'}, false>"
+    store = case.get("op") == "store"
+    return f"access<{case['width']}, {str(space == 'shared').lower()}, {str(store).lower()}>"
 
 
 def measured_cases() -> list[Any]:
@@ -233,6 +234,22 @@ def test_traffic_counts_are_those_of_nsight_compute(space: str, case: dict[str, 
     assert row["requests"] == 1 and row["bytes"] == case["width"]
     for key in ("sectors", "ideal_sectors", "wavefronts", "ideal_wavefronts"):
         assert key not in want or row[key] == want[key], key
+
+
+def test_wavefronts_beside_inactive_lanes_are_those_of_nsight_compute() -> None:
+    data = Path(__file__).resolve().parents[1] / "data" / "coalescing_pairs.jsonl"
+    wrong = []
+    for case in map(json.loads, data.read_text().splitlines()):
+        where = h.copy_of([-1 if a is None else a for a in case["addrs"]], np.int32)
+        kernel = h.Kernel(ACCESS, access_instance("shared", case), True)
+        memory = h.Arg(h.aligned(64, np.uint8, fill=0), h.MUTATED)
+        options = h.Options(check=1, trace=1)
+        h.launch(kernel, 1, 32, where, memory, h.out(h.aligned(32, np.int32)), options=options, raises=False)
+        rows = map(check.resolve, h.report()["lines"])
+        (row,) = [r for r in rows if r["space"] == "shared" and r["op"] == case["op"]]
+        if row["wavefronts"] != case["expect"]["wavefronts"]:
+            wrong.append((case, row["wavefronts"]))
+    assert not wrong, wrong[:3]
 
 
 def test_counts_of_a_loop_with_lane_dependent_trips() -> None:
