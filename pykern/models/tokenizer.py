@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,17 @@ class TextModel:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``, special tokens included; bytes that are no UTF-8 become U+FFFD."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        """Text of ``ids`` (of one sequence: ints, or a tensor of them), special tokens included; bytes that are no UTF-8
+        become U+FFFD."""
+        try:
+            numbers = [operator.index(i) for i in ids]
+        except TypeError:
+            shown = f"{type(ids).__name__} {ids!r}"[:80]
+            raise ArgumentError("ids", shown, "the ints of one sequence") from None
+        for token in numbers:
+            if not 0 <= token < self.vocab:
+                raise ArgumentError("ids", token, f"ints in 0..{self.vocab - 1}, the vocabulary")
+        return str(self.tokenizer.decode(numbers, skip_special_tokens=False))
 
     def stream(self, context: Iterable[int] = ()) -> TextStream:
         """A decoder for ids that arrive one at a time, after the ids of ``context``."""

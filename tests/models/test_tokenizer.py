@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from model_files import GGUF, Tiny, array, byte_tokens, f32, flag, text, tiny_gguf, u32
 
-from pykern.errors import ModelError
+from pykern.errors import ArgumentError, ModelError
 from pykern.models.gguf import GGUFFile
 from pykern.models.tokenizer import TextModel, tokenizer_from_folder, tokenizer_from_gguf
 
@@ -216,3 +218,17 @@ def test_prompts_are_text(tiny: TextModel) -> None:
     for wrong in ("half a character \udcff", b"bytes", None, 3, ["a"]):
         with pytest.raises(ArgumentError, match="^prompt: got .*, allowed: "):
             tiny.encode(wrong)  # type: ignore[arg-type]
+
+
+def test_what_decode_is_given(tiny: TextModel) -> None:
+    """Ids of one sequence; not what generate returns, a list of lists."""
+    assert tiny.decode(torch.tensor([71, 72])) == tiny.decode([71, 72]) == tiny.decode((71, 72))  # type: ignore[arg-type]
+    wrong: Any
+    for wrong in ([[71, 72]], "ab", None, 71, [71.0], ["a"]):
+        with pytest.raises(ArgumentError, match="^ids: got .*, allowed: the ints of one sequence"):
+            tiny.decode(wrong)
+    for token in (-1, 2**40, tiny.vocab):
+        with pytest.raises(ArgumentError, match=rf"^ids: got {token}, allowed: ints in 0..{tiny.vocab - 1}"):
+            tiny.decode([71, token])
+    with pytest.raises(ArgumentError, match="^ids: got"):
+        tiny.stream().push("a")  # type: ignore[arg-type]
