@@ -77,8 +77,8 @@ class TextModel:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids`` (of one sequence: ints, or a tensor of them), special tokens included; bytes that are no UTF-8
-        become U+FFFD."""
+        """Text of ``ids`` (of one sequence: ints, or a tensor of them), special tokens included; bytes that are no
+        UTF-8 become U+FFFD."""
         try:
             numbers = [operator.index(i) for i in ids]
         except TypeError:
