@@ -229,7 +229,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
         (r"sequences\[0\].ids: got no ids, allowed: at least one", ([Sequence()], 1), {}),
         (r"sequences\[1\].ids: got no ids, allowed: at least one", ([one, Sequence()], 1), {}),
         (r"sequences\[0\].ids: got 1 ids, all of them in the cache", ([done], 1), {}),
-        (r"sequences\[0\].ids: got tuple, allowed: a list of ints", ([Sequence((1, 2))], 1), {}),  # type: ignore[arg-type]
+        (r"sequences\[0\].ids: got tuple, allowed: a list", ([Sequence((1, 2))], 1), {}),  # type: ignore[arg-type]
         (r"sequences\[0\].ids: got NoneType, allowed: a list", ([Sequence(None)], 1), {}),  # type: ignore[arg-type]
         ("sequences: got 2, one of them twice, allowed: each sequence once", ([two, two], 1), {}),
         (r"on_token: got int, allowed: a function", ([one], 1), {"on_token": 3}),
