@@ -7,12 +7,32 @@ class PykernError(Exception):
     """Base class of all errors raised by pykern."""
 
 
+MOST_SHOWN = 300  # characters of a value in a message
+
+
 class ArgumentError(PykernError, ValueError):
     """A bad argument: the message is ``name: got <value>, allowed: <what>``."""
 
     def __init__(self, name: str, value: object = None, allowed: str | None = None) -> None:
         self.name, self.value, self.allowed = name, value, allowed
-        super().__init__(name if allowed is None else f"{name}: got {value}, allowed: {allowed}")
+        try:
+            shown = str(value)
+        except ValueError:  # an int of more digits than Python prints
+            shown = brief(value)
+        shown = shown if len(shown) <= MOST_SHOWN else f"{shown[: MOST_SHOWN - 3]}..."
+        super().__init__(name if allowed is None else f"{name}: got {shown}, allowed: {allowed}")
+
+
+def brief(value: object) -> str:
+    """``repr`` in one line of at most 100 characters; an array by its type, dtype and shape."""
+    kind, shape, dtype = type(value), getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape and dtype is not None:
+        return f"a {kind.__module__.partition('.')[0]} {kind.__name__} of {dtype} {tuple(shape)}"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of a stranger's class
+        text = f"an int of {value.bit_length()} bits" if isinstance(value, int) else f"a {kind.__name__}"
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 class GradientError(PykernError, RuntimeError):

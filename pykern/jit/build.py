@@ -120,7 +120,8 @@ def _variant_recipe(
     arch: str,
     check: bool,
     extra_flags: Sequence[str],
-    prelude: str = "",
+    prelude: Sequence[str] = (),
+    epilogue: str = "",
 ) -> tuple[Recipe, dict[str, sources.Stat | None]]:
     require(backend in ("cuda", "host"), "backend", repr(backend), "'cuda', 'host'")
     require(
@@ -139,14 +140,17 @@ def _variant_recipe(
         require(bool(_ARCH.match(arch)), "arch", repr(arch), "an architecture such as '80', '90a', '120'")
     path = sources.locate(source)
     contents, stats = sources.walk(path, backend)
-    export, export_stats = sources.walk(sources.root() / "core" / "export.cuh", backend)
-    contents, stats = {**export, **contents}, {**export_stats, **stats}
+    for header in (*prelude, "core/export.cuh"):
+        more, more_stats = sources.walk(sources.root() / header, backend)
+        contents, stats = {**more, **contents}, {**more_stats, **stats}
     inside = path.is_relative_to(sources.root())
     name = path.relative_to(sources.root()).as_posix() if inside else path.as_posix()
     # Inside the namespace, so that an instance may name kernels and types of pk with or without it; but a raw
     # kernel (they have a prelude) is named as seen from outside, as NVRTC must name it too.
-    first, exported = f'#include "{prelude}"\n' if prelude else "", f"PK_VARIANT({instance})"
-    rest = f'"\n#include "core/export.cuh"\n{exported if prelude else f"namespace pk {{ {exported} }}"}\n'
+    first, exported = "".join(f'#include "{header}"\n' for header in prelude), f"PK_VARIANT({instance})"
+    rest = f'"\n#include "core/export.cuh"\nnamespace pk {{ {exported} }}\n'
+    if prelude:
+        rest = f'"\n{extension.MARK}\n#include "core/export.cuh"\n{epilogue}\n{exported}\n'
     text = f'{first}#include "{name}{rest}'
     identity = None if inside else f'{first}#include "{path.name}{rest}'
     ldflags = list(flags.LINK)
@@ -169,6 +173,7 @@ def _variant_recipe(
         "",
         identity,
         instance,
+        folder=str(path.parent),
     )
     return recipe, stats
 
@@ -181,24 +186,25 @@ def variant(
     arch: str = "",
     check: bool = False,
     extra_flags: Sequence[str] = (),
-    prelude: str = "",
+    prelude: Sequence[str] = (),
+    epilogue: str = "",
 ) -> Variant:
     """The kernel ``instance`` (``"softmax_warp<float, 4>"``) of ``source`` (``"ops/softmax.cuh"``), built and loaded.
 
     ``backend`` is ``"cuda"`` (``arch`` such as ``"90a"``) or ``"host"``; ``check`` instruments a host variant
-    for the checker; ``prelude`` is a header to include first. Safe from many threads and processes at once: one of
-    them builds. A header edited since the last call is noticed. Raises BuildError, ToolchainError, CaptureError (a
-    compile would be needed during graph capture).
+    for the checker; ``prelude`` are headers to include first, ``epilogue`` is text that follows the source. Safe from
+    many threads and processes at once: one of them builds. A header edited since the last call is noticed. Raises
+    BuildError, ToolchainError, CaptureError (a compile would be needed during graph capture).
     """
     settings = tuple(os.environ.get(name) for name in ("PYKERN_CACHE", "PYKERN_HOST_FLAGS"))
-    wanted = (source, instance, backend, arch, check, tuple(extra_flags), prelude, settings)
+    wanted = (source, instance, backend, arch, check, tuple(extra_flags), tuple(prelude), epilogue, settings)
     known = _memo.get(wanted)
     if known is not None and sources.unchanged(known[0]):
         return known[1]
     started = time.monotonic()
     if backend == "host":
         host_runtime()
-    recipe, stats = _variant_recipe(source, instance, backend, arch, check, extra_flags, prelude)
+    recipe, stats = _variant_recipe(source, instance, backend, arch, check, extra_flags, prelude, epilogue)
     key = recipe.key()
 
     def load(entry: Entry, cached: bool) -> Variant:

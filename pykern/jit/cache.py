@@ -28,25 +28,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pykern.errors import PykernError
+from pykern.errors import ArgumentError, PykernError, brief
 
 FORMAT = "v1"
 LIBRARY = "lib.so"
 RECORD = "entry.json"
-_chosen: dict[str | None, Path] = {}
+_chosen: dict[str | None, Path] = {}  # PYKERN_CACHE -> the folder in use
+_wanted: dict[tuple[str | None, ...], Path] = {}  # the variables that name it -> the path when it was first asked for
 _choice_lock = threading.Lock()
 
 
 def wanted_dir() -> Path:
-    """Where the cache should be: ``PYKERN_CACHE``, else the user's cache directory. Touches nothing."""
+    """Where the cache should be: ``PYKERN_CACHE``, else the user's cache directory. Touches nothing.
+
+    A relative path is taken from the working directory of the first call, and stays where it was.
+    """
     override = os.environ.get("PYKERN_CACHE")
+    named = (override, os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
+    if named not in _wanted:
+        _wanted[named] = _wanted_dir(override)
+    return _wanted[named]
+
+
+def _wanted_dir(override: str | None) -> Path:
     if override:
-        return Path(override).expanduser().absolute()
+        try:
+            return Path(override).expanduser().absolute()
+        except (RuntimeError, OSError) as error:  # ~somebody, whom nobody knows; a working directory that is gone
+            raise ArgumentError("PYKERN_CACHE", brief(override), f"a folder ({error})") from None
     try:
         import platformdirs
     except ImportError:  # `pykern doctor` runs on half-installed machines, too
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pykern"
-    return Path(platformdirs.user_cache_dir("pykern", appauthor=False))
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "pykern"
+    return Path(platformdirs.user_cache_dir("pykern", appauthor=False)).absolute()
 
 
 def _probe(folder: Path) -> str:
@@ -211,11 +225,20 @@ def work_folder(key: str, private: bool = False) -> Path:
 
 
 def lock_timeout() -> float:
-    """Seconds to wait for another builder before building privately (``PYKERN_LOCK_TIMEOUT``, default 600)."""
-    try:
-        return max(0.0, float(os.environ.get("PYKERN_LOCK_TIMEOUT", "600")))
-    except ValueError:
+    """Seconds to wait for another builder before building privately (``PYKERN_LOCK_TIMEOUT``, default 600).
+
+    Raises ArgumentError where that is no number of seconds.
+    """
+    text = os.environ.get("PYKERN_LOCK_TIMEOUT", "").strip()
+    if not text:
         return 600.0
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0.0:
+        raise ArgumentError("PYKERN_LOCK_TIMEOUT", brief(text), "seconds to wait for another builder, 0 or more")
+    return seconds
 
 
 def _try_flock(path: Path) -> int | None:

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import re
 import shlex
 import sys
 import threading
@@ -30,6 +31,7 @@ from pykern.jit.cache import Entry
 
 NVCC_WRAPPER = "nvcc.sh"
 NVCC_LOG = "nvcc.log"
+MARK = "namespace pk {}"  # the line after a raw kernel's text, where a compiler trips if that ends too soon
 builds = 0  # libraries compiled by this process; tests count with it
 
 
@@ -72,6 +74,16 @@ class Recipe:
     identity: str | None = None
     kernel: str = ""
     more: dict[str, str] = field(default_factory=dict)  # further files, compiled beside the first one
+    folder: str = ""  # where the contents named "./x" lie; for messages, not in the key
+
+    def own(self) -> dict[str, str]:
+        """The files that a kernel's author wrote, as compilers name them, and their text."""
+        found = {}
+        for name, data in self.contents.items():
+            if name.startswith("./") or name.startswith("ops/"):
+                shown = os.path.normpath(os.path.join(self.folder, name)) if name.startswith("./") else name
+                found[shown] = data.decode(errors="replace")
+        return found
 
     def key(self) -> str:
         """Digest of contents, flags and compiler versions.
@@ -204,8 +216,11 @@ def _failure(recipe: Recipe, error: BaseException, work: Path) -> BuildError:
     causes, output = error.__cause__, str(error)
     if isinstance(causes, OSError):  # the library was built but does not load: the loader's words are in the cause
         output = str(causes).replace(str(work) + os.sep, "")
-    found = diagnose.diagnose(output)
-    where = found.where.replace(str(work) + os.sep, "").removeprefix(f"{sources.root()}{os.sep}")
+    output = output.replace(f"{sources.root()}{os.sep}", "")
+    marks = [number for number, line in enumerate(recipe.text.splitlines(), 1) if line == MARK]
+    found = diagnose.of_sources(output, recipe.own(), *marks[:1])
+    where = found.where.replace(str(work) + os.sep, "")
+    where = re.sub(r"^.*/\.raw/[0-9a-f]{16}/", "", where)  # a text of pykern.compile: by the name it was given
     shown = diagnose.Diagnosis(where, found.text, found.hint)
     name = recipe.kernel or recipe.label
     return BuildError(f"{name}: {shown}", log=output, command=recipe.filename)

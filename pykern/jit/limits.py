@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pykern.errors import ArgumentError, brief
+
 # nvcc on a tensor-core kernel was seen at 3 GB and more elsewhere; a host variant takes a few hundred MB
 BYTES_PER_CUDA_JOB = 3 << 30
 BYTES_PER_HOST_JOB = 1 << 30
@@ -49,17 +51,29 @@ def free_memory() -> int | None:
     return min(known) if known else None
 
 
+def asked_jobs() -> int | None:
+    """``PYKERN_JOBS``, None where it is not set (or empty)."""
+    text = os.environ.get("PYKERN_JOBS", "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise ArgumentError("PYKERN_JOBS", brief(text), "how many compilers may run at once, 1 or more")
+    return int(text)
+
+
 def jobs(cuda: bool) -> int:
     """Compilers to run at once, at least 1.
 
-    ``PYKERN_JOBS`` or ``MAX_JOBS`` lower it, never raise it past memory.
+    ``PYKERN_JOBS`` or ``MAX_JOBS`` lower it, never raise it past memory. Raises ArgumentError for a ``PYKERN_JOBS``
+    that is no number; ``MAX_JOBS`` belongs to others, too, and is taken where it is one.
     """
     count = cores()
-    for name in ("PYKERN_JOBS", "MAX_JOBS"):
-        text = os.environ.get(name, "")
-        if text.isdigit() and int(text) > 0:
-            count = min(count, int(text))
-            break
+    asked = asked_jobs()
+    text = os.environ.get("MAX_JOBS", "").strip()
+    if asked is None and text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0:
+        asked = int(text)
+    if asked is not None:
+        count = min(count, asked)
     free = free_memory()
     if free is not None:
         count = min(count, free // (BYTES_PER_CUDA_JOB if cuda else BYTES_PER_HOST_JOB))

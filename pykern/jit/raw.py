@@ -11,7 +11,8 @@
 
 CPU tensors run on the host backend, CUDA tensors through NVRTC (``cuda.core``) or, where that is not installed,
 nvcc. Plain CUDA and the ``pk::`` dialect of ``core/`` both work; shared memory that is to run on the CPU too uses
-``PK_SMEM`` / ``PK_DYN_SMEM``. Arguments are checked against the kernel's parameter list before the launch.
+``PK_SMEM`` / ``PK_DYN_SMEM``. Arguments are checked against the kernel's parameter list before the launch, and what was
+read as that list is held against the compiler's view in the build.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pykern.errors import ArgumentError, GradientError
-from pykern.jit import cache, signature, sources
+from pykern.errors import ArgumentError, BuildError, GradientError, brief
+from pykern.jit import cache, declarations, signature, sources
+from pykern.jit.declarations import Declaration
 from pykern.jit.signature import Parameter
 
 Dim = int | Sequence[int]
@@ -33,7 +35,11 @@ _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 _MAX_CLUSTER = (16, 16, 16)
 MAX_THREADS = 1024
-PRELUDE = "core/target.cuh"
+MAX_SMEM = 227 << 10  # of a block, on any card; the host backend's limit, too
+# All that a kernel's text is compiled after, so that macros of the text change nothing in them.
+PRELUDE = ("core/raw.cuh", "core/export.cuh")
+HOST_PRELUDE = ("host/raw.h", *PRELUDE)
+NVRTC_PRELUDE = PRELUDE[:1]
 
 
 def compile(source: str, *, name: str = "kernel.cuh", flags: Sequence[str] = ()) -> RawSource:
@@ -43,9 +49,9 @@ def compile(source: str, *, name: str = "kernel.cuh", flags: Sequence[str] = ())
     holds no ``__global__`` function.
     """
     if not isinstance(source, str):
-        raise ArgumentError("source", repr(source), "CUDA C++ text (pykern.load takes a path)")
+        raise ArgumentError("source", brief(source), "CUDA C++ text (pykern.load takes a path)")
     if not isinstance(name, str) or not re.fullmatch(r"[\w+-][\w.+-]{0,99}", name):
-        raise ArgumentError("name", repr(name)[:120], "a plain file name: letters, digits, . _ + -, at most 100")
+        raise ArgumentError("name", brief(name), "a plain file name: letters, digits, . _ + -, at most 100")
     try:
         source.encode()
     except UnicodeEncodeError as error:
@@ -53,47 +59,65 @@ def compile(source: str, *, name: str = "kernel.cuh", flags: Sequence[str] = ())
     flags = _flags(flags)
     # kept beside the builds, so that debuggers and the checker find the line that they name
     folder = cache.store() / ".raw" / hashlib.sha256(source.encode()).hexdigest()[:16]
-    path = folder / name
-    if not path.is_file() or path.read_text() != source:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
-        scratch.write_text(source)
+    return RawSource(folder / name, flags, source)
+
+
+def _write(path: Path, text: str) -> None:
+    """Put ``text`` into the file ``path`` unless it is there. Raises BuildError where that cannot be done."""
+    data = text.encode()
+    try:
+        if path.is_file() and path.read_bytes() == data:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        scratch.write_bytes(data)
         os.replace(scratch, path)
-    return RawSource(path, flags)
+    except OSError as error:
+        raise BuildError(f"{path.name}: the text cannot be written to the cache, {path.parent}: {error}") from error
 
 
 def load(path: str | os.PathLike[str], *, flags: Sequence[str] = ()) -> RawSource:
     """Kernels from a file, which may include its neighbours and ``core/``. An edit is noticed at the next launch."""
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
-        raise ArgumentError("source", repr(path)[:120], "the path of a file (pykern.compile takes its text)")
+        raise ArgumentError("source", brief(path), "the path of a file (pykern.compile takes its text)")
     return RawSource(sources.locate(path).resolve(), _flags(flags))
 
 
 def _flags(flags: Any) -> tuple[str, ...]:
     given = tuple(flags) if isinstance(flags, (tuple, list)) else None
     if given is None or not all(isinstance(flag, str) and flag.strip() and "\0" not in flag for flag in given):
-        raise ArgumentError("flags", repr(flags)[:120], "a list of compiler flags, such as ['-DN=4']")
+        raise ArgumentError("flags", brief(flags), "a list of compiler flags, such as ['-DN=4']")
     return given
 
 
 class RawSource:
     """A source of kernels; :meth:`kernel` picks one."""
 
-    def __init__(self, path: Path, flags: Sequence[str] = ()) -> None:
-        self.path, self.flags = path, tuple(flags)
-        self._parsed: tuple[dict[str, sources.Stat | None], dict[str, signature.Declaration]] | None = None
+    def __init__(self, path: Path, flags: Sequence[str] = (), text: str | None = None) -> None:
+        self.path, self.flags, self.text = path, tuple(flags), text
+        self.prints = False  # whether a kernel of it may print
+        self._parsed: tuple[dict[str, sources.Stat | None], dict[str, tuple[Declaration, ...]]] | None = None
         if not self.declarations():
-            raise ArgumentError("source", str(path), "text with at least one __global__ function")
+            shown = self.path.name if text is not None else str(path)
+            allowed = "text with a __global__ function that no #if leaves out and no macro makes"
+            raise ArgumentError("source", shown, allowed)
 
-    def declarations(self) -> dict[str, signature.Declaration]:
-        """The ``__global__`` functions of this file by name; read again when the file changed."""
+    def declarations(self) -> dict[str, tuple[Declaration, ...]]:
+        """The ``__global__`` functions of this file by name; read again when the file changed.
+
+        A text whose file was deleted with the cache is put back.
+        """
         if self._parsed is None or not sources.unchanged(self._parsed[0]):
+            if self.text is not None:
+                _write(self.path, self.text)
             stat = sources.stat_of(self.path)
             try:
                 text = self.path.read_text(encoding="utf-8")
             except (OSError, UnicodeError) as error:
                 raise ArgumentError("source", repr(str(self.path)), f"a file of CUDA C++ text ({error})") from error
-            self._parsed = ({str(self.path): stat}, signature.declarations(text))
+            self.prints = "printf" in text
+            defines = [flag[2:] for flag in self.flags if flag.startswith("-D")]
+            self._parsed = ({str(self.path): stat}, declarations.declarations(text, defines))
         return self._parsed[1]
 
     def kernel(self, instance: str) -> RawKernel:
@@ -104,32 +128,57 @@ class RawSource:
         return f"RawSource({self.path.name}: {', '.join(self.declarations())})"
 
 
+class _Read(NamedTuple):
+    qualified: str
+    parameters: tuple[Parameter, ...]
+    assertion: str
+
+
 class RawKernel:
     """A kernel instance. ``k[grid, block](*args)`` or ``k.launch(grid, block, *args, smem=..., cluster=...)``."""
 
     def __init__(self, source: RawSource, instance: str) -> None:
         if not isinstance(instance, str):
-            raise ArgumentError("kernel", repr(instance)[:120], "its name and template arguments, like 'k<float, 4>'")
+            raise ArgumentError("kernel", brief(instance), "its name and template arguments, like 'k<float, 4>'")
         self.source, self.instance = source, " ".join(instance.split())
-        self._known: tuple[signature.Declaration, tuple[Parameter, ...]] | None = None
+        self._known: tuple[dict[str, tuple[Declaration, ...]], _Read] | None = None
         self.parameters  # noqa: B018  (an unknown kernel is refused here)
+
+    def _read(self) -> _Read:
+        """What the source says of the kernel now."""
+        declared = self.source.declarations()
+        if self._known is None or self._known[0] is not declared:
+            written, arguments = signature.parse_instance(self.instance)
+            name, found = _chosen(declared, written, arguments, self.instance)
+            qualified = name + self.instance[len(written) :]
+            if found.template and not arguments and "<" not in qualified:
+                qualified += "<>"
+            parameters = signature.parameters_of(found, arguments)
+            kinds = ", ".join(["decltype(&" + qualified + ")", *(f"pk::detail::{one.checked}" for one in parameters)])
+            shown = re.sub(r'["\\]', "'", f"{self.instance}({', '.join(map(str, parameters))})")
+            assertion = f'static_assert(pk::detail::kTakes<{kinds}>, "pykern read {shown}");'
+            self._known = (declared, _Read(qualified, parameters, assertion))
+        return self._known[1]
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The parameter list, as it is in the source now."""
-        name, arguments = signature.parse_instance(self.instance)
-        declared = self.source.declarations()
-        found = declared.get(name.rpartition("::")[2])
-        if found is None:
-            raise ArgumentError("kernel", repr(self.instance), ", ".join(declared))
-        if self._known is None or self._known[0] is not found:
-            self._known = (found, signature.parameters_of(found, arguments))
-        return self._known[1]
+        return self._read().parameters
+
+    @property
+    def qualified(self) -> str:
+        """The instance as it is named from outside all namespaces."""
+        return self._read().qualified
+
+    @property
+    def assertion(self) -> str:
+        """A declaration that compiles where the compiler sees the parameters that :attr:`parameters` says."""
+        return self._read().assertion
 
     def __getitem__(self, geometry: tuple[Dim, Dim]) -> Callable[..., None]:
         """``k[grid, block]``; each an int or up to three."""
         if not isinstance(geometry, tuple) or len(geometry) != 2:
-            raise ArgumentError("[grid, block]", repr(geometry), "two values, such as k[8, 256] or k[(8, 2), 128]")
+            raise ArgumentError("[grid, block]", brief(geometry), "two values, such as k[8, 256] or k[(8, 2), 128]")
         grid, block = geometry
 
         def call(*args: Any, **options: Any) -> None:
@@ -162,10 +211,11 @@ class RawKernel:
         """Run the kernel on the tensors' device and its current stream.
 
         ``args`` follow the parameter list: tensors (or None, a null pointer) for pointers, numbers for scalars.
-        ``smem``: bytes of dynamic shared memory. ``cluster``: blocks of a cluster. ``cooperative``: all blocks
-        resident at once. ``check`` (CPU only): run under the checker; ``seed`` picks the schedule and when asynchronous
-        copies land; findings raise CheckError. ``device``: where to run when no argument is a tensor. Raises
-        ArgumentError for an argument that does not fit, KernelError when the launch fails, BuildError, CaptureError.
+        ``smem``: bytes of dynamic shared memory, up to 232448. ``cluster``: blocks of a cluster. ``cooperative``: all
+        blocks resident at once. ``check`` (CPU only): run under the checker; ``seed`` picks the schedule and when
+        asynchronous copies land; findings raise CheckError. ``device``: where to run when no argument is a tensor.
+        Raises ArgumentError for an argument that does not fit, KernelError when the launch fails, BuildError,
+        CaptureError.
         """
         parameters = self.parameters
         if len(args) != len(parameters):
@@ -182,13 +232,13 @@ class RawKernel:
         for axis, (blocks, group) in enumerate(zip(shape[0], shape[2])):
             if blocks % group:
                 raise ArgumentError("cluster", shape[2], f"a divisor of the grid {shape[0]} on axis {'xyz'[axis]}")
-        if isinstance(smem, bool) or not isinstance(smem, int) or not 0 <= smem <= 1 << 20:
-            raise ArgumentError("smem", repr(smem), "bytes of dynamic shared memory, 0 or more")
+        if isinstance(smem, bool) or not isinstance(smem, int) or not 0 <= smem <= MAX_SMEM:
+            raise ArgumentError("smem", brief(smem), f"0 to {MAX_SMEM} bytes of dynamic shared memory")
         for name, flag in (("check", check), ("cooperative", cooperative)):
             if not isinstance(flag, bool):
-                raise ArgumentError(name, repr(flag), "True or False")
+                raise ArgumentError(name, brief(flag), "True or False")
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise ArgumentError("seed", repr(seed), "an int in 0..2**63-1")
+            raise ArgumentError("seed", brief(seed), "an int in 0..2**63-1")
         where = _where(parameters, args, device)
         values = [_value(parameter, value) for parameter, value in zip(parameters, args)]
         if where[0] == "cpu":
@@ -207,15 +257,44 @@ class RawKernel:
 
         return build.variant(
             str(self.source.path),
-            self.instance,
+            self.qualified,
             backend="host",
             check=check,
             extra_flags=self.source.flags,
-            prelude=PRELUDE,
+            prelude=HOST_PRELUDE,
+            epilogue=self.assertion,
         )
 
     def __repr__(self) -> str:
         return f"RawKernel({self.instance}({', '.join(map(str, self.parameters))}))"
+
+
+def _chosen(
+    declared: dict[str, tuple[Declaration, ...]], written: str, arguments: Sequence[str], instance: str
+) -> tuple[str, Declaration]:
+    """(name from outside, declaration) of the kernel that a person calls ``written``."""
+    last = written.split("::")[-1]
+    path = [part for part in written.split("::") if part]
+    found = [name for name in declared if name == "::".join(path)]
+    found = found or [name for name in declared if name.split("::")[-len(path) :] == path]
+    name = found[0] if found else written
+    if not found:  # in a namespace that was opened by a macro, or goes by another name
+        found = [name for name in declared if name.split("::")[-1] == last and len(path) > 1]
+    if not found:
+        raise ArgumentError("kernel", repr(instance), ", ".join(declared))
+    several = [one for name in found for one in declared[name]]
+    if len(several) > 1 and len(found) == 1 and arguments:
+        fitting = [one for one in several if _takes(one, len(arguments))]
+        several = fitting if len(fitting) == 1 else several
+    if len(several) > 1:
+        shown = "; ".join(f"{one.name}({', '.join(one.parameters)})" for one in several)
+        raise ArgumentError("kernel", repr(instance), f"a name that one kernel has, and there are {shown}: rename one")
+    return name, several[0]
+
+
+def _takes(declared: Declaration, count: int) -> bool:
+    required = sum(default is None for _, default in declared.template)
+    return required <= count <= len(declared.template)
 
 
 def _device(device: Any) -> tuple[str, int]:
@@ -250,7 +329,7 @@ def _asked(device: Any) -> tuple[str, int]:
 def _dims(name: str, value: Any, most: tuple[int, int, int]) -> tuple[int, int, int]:
     parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if not 1 <= len(parts) <= 3 or any(isinstance(part, bool) or not hasattr(part, "__index__") for part in parts):
-        raise ArgumentError(name, repr(value), "an int, or one to three of them")
+        raise ArgumentError(name, brief(value), "an int, or one to three of them")
     numbers = [part.__index__() for part in parts]
     for number, limit, axis in zip(numbers, most, "xyz"):
         if not 1 <= number <= limit:
@@ -294,7 +373,7 @@ def _value(parameter: Parameter, value: Any) -> Any:
     if value is None:
         return ctypes.c_void_p(0)
     if not is_tensor(value):
-        raise ArgumentError(parameter.name, repr(value), f"a tensor or None for `{parameter}`")
+        raise ArgumentError(parameter.name, brief(value), f"a torch tensor or None for `{parameter}`")
     if str(value.layout) != "torch.strided":
         raise ArgumentError(parameter.name, f"layout {value.layout}", "a strided tensor")
     if value.numel() and not value.data_ptr():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pykern.errors import ArgumentError, BuildError, CaptureError, KernelError, ToolchainError
-from pykern.jit import build, diagnose, extension, sources, toolchain
+from pykern.jit import build, diagnose, extension, raw, sources, toolchain
 from pykern.jit.target import cuda_target
 
 if TYPE_CHECKING:
@@ -49,12 +49,14 @@ def _check(driver: ctypes.CDLL, code: int, what: str) -> None:
 
 
 def has_nvrtc() -> bool:
-    """Whether ``cuda.core`` is installed."""
+    """Whether ``cuda.core`` is installed, and the NVRTC library that it loads."""
     try:
         _nvrtc()
-    except ImportError:
+        from cuda.bindings import nvrtc
+
+        return not int(nvrtc.nvrtcVersion()[0])
+    except Exception:  # an optional package: whatever is wrong with it, nvcc is there
         return False
-    return True
 
 
 def _nvrtc() -> tuple[Any, Any]:
@@ -85,13 +87,17 @@ def compile_nvrtc(kernel: RawKernel, arch: str) -> tuple[bytes, str]:
         name=source.path.name, arch=f"sm_{arch}", std="c++17", lineinfo=True, include_path=folders,
         define_macro=macros or None,
     )  # fmt: skip
-    text = f'#include "core/target.cuh"\n#line 1 "{source.path.name}"\n{source.path.read_text()}'
+    instance, own = kernel.qualified, source.path.read_text(encoding="utf-8")
+    text = "".join(f'#include "{header}"\n' for header in raw.NVRTC_PRELUDE)
+    text += f'#line 1 "{source.path.name}"\n{own}\n'
+    text += f'#line 1 "{diagnose.AFTER}"\n{extension.MARK}\n{kernel.assertion}\n'
     try:
-        code = Program(text, "c++", options).compile("cubin", name_expressions=(kernel.instance,))
+        code = Program(text, "c++", options).compile("cubin", name_expressions=(instance,))
     except Exception as error:  # its exception class moved between releases
-        raise BuildError(f"{kernel.instance}: {diagnose.diagnose(str(error))}", log=str(error)) from error
+        found = diagnose.of_sources(str(error), {source.path.name: own}, after=1)
+        raise BuildError(f"{kernel.instance}: {found}", log=str(error)) from error
     names = getattr(code, "symbol_mapping", None) or getattr(code, "_sym_map", {})
-    mangled = names.get(kernel.instance, kernel.instance)
+    mangled = names.get(instance, instance)
     return bytes(code.code), mangled.decode() if isinstance(mangled, bytes) else mangled
 
 
@@ -136,8 +142,8 @@ def _load(kernel: RawKernel, index: int) -> ctypes.c_void_p:
             _check(driver, driver.cuModuleGetFunction(ctypes.byref(made), module, name.encode()), kernel.instance)
             return made
         variant = build.variant(
-            str(kernel.source.path), kernel.instance, backend="cuda", arch=arch, extra_flags=kernel.source.flags,
-            prelude="core/target.cuh",
+            str(kernel.source.path), kernel.qualified, backend="cuda", arch=arch, extra_flags=kernel.source.flags,
+            prelude=raw.PRELUDE, epilogue=kernel.assertion,
         )  # fmt: skip
         runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")  # the one torch has loaded
         code = runtime.cudaGetFuncBySymbol(ctypes.byref(made), ctypes.c_void_p(variant.entry))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +105,12 @@ def run(
         ctypes.c_int,
         [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int],
     )
+    if kernel.source.prints:  # what C and Python write comes in the order in which it was written
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no stdout, or a closed one
+            sys.stdout.flush()
     code = sequence(ctypes.byref(launch), entries, lists, 1)
+    if kernel.source.prints:
+        ctypes.CDLL(None).fflush(None)
     if check:
         from pykern.check import collect
 
@@ -111,4 +118,5 @@ def run(
     if code:
         runtime.pkh_error.restype = ctypes.c_char_p
         message = (runtime.pkh_error() or b"").decode(errors="replace")
+        message = message.removeprefix(f"{kernel.instance}: ")
         raise KernelError(f"{kernel.instance}: {message or f'the host backend failed with code {code}'}")

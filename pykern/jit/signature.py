@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pykern.errors import ArgumentError
+from pykern.errors import ArgumentError, brief
+from pykern.jit.declarations import TYPE_WORDS, Declaration, expand, split_arguments, substitute
 
 # C++ type -> torch dtype name, of a pointer's elements
 _ELEMENTS = {
@@ -26,7 +28,7 @@ _ELEMENTS = {
     "char": "int8", "signed char": "int8", "int8_t": "int8", "unsigned char": "uint8", "uint8_t": "uint8",
     "short": "int16", "int16_t": "int16", "unsigned short": "uint16", "uint16_t": "uint16",
     "int": "int32", "int32_t": "int32", "unsigned": "uint32", "unsigned int": "uint32", "uint32_t": "uint32",
-    "long": "int64", "long long": "int64", "int64_t": "int64",
+    "long": "int64", "long long": "int64", "int64_t": "int64", "ptrdiff_t": "int64",
     "unsigned long": "uint64", "unsigned long long": "uint64", "uint64_t": "uint64", "size_t": "uint64",
 }  # fmt: skip
 _SIZES = {"bool": 1, "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
@@ -35,6 +37,7 @@ _TWINS = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 _VECTOR = re.compile(r"^(float|double|int|uint|char|uchar|short|ushort|longlong)([234])$")
 _VECTOR_BASE = {"uint": "unsigned", "uchar": "unsigned char", "ushort": "unsigned short", "longlong": "long long"}
 _PK_VECTOR = re.compile(r"^(?:pk::)?Vec<(.+),\s*(\d+)>$")
+_PAIRS = {"half2": "half", "__half2": "half", "nv_bfloat162": "bf16", "__nv_bfloat162": "bf16"}
 _INTS: dict[str, Any] = {
     "int8": ctypes.c_int8, "uint8": ctypes.c_uint8, "int16": ctypes.c_int16, "uint16": ctypes.c_uint16,
     "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "int64": ctypes.c_int64, "uint64": ctypes.c_uint64,
@@ -62,6 +65,17 @@ class Parameter:
         return _element(self.type)[0]
 
     @property
+    def checked(self) -> str:
+        """The type of ``core/raw.cuh`` that says what pykern takes this parameter for."""
+        dtype, count = _element(self.type)
+        if self.pointer:
+            return f"Pointer<{element_size(dtype) * count}>" if dtype and count in (1, 2, 4, 8, 16) else "AnyPointer"
+        if dtype is None or count != 1:
+            return "Anything"
+        kind = "Bool" if dtype == "bool" else "Float" if dtype in ("float32", "float64") else "Bits"
+        return f"{kind}<{element_size(dtype)}>"
+
+    @property
     def alignment(self) -> int:
         """Bytes that a pointer must be aligned to."""
         dtype, count = _element(self.type)
@@ -72,8 +86,12 @@ class Parameter:
 
 
 def _element(type_: str) -> tuple[str | None, int]:
+    """(torch dtype name, how many of it) of a C++ type; (None, 1) of others."""
+    type_ = _plain(type_.removeprefix("std::"))
     if type_ in _ELEMENTS:
         return _ELEMENTS[type_], 1
+    if type_ in _PAIRS:
+        return _ELEMENTS[_PAIRS[type_]], 2
     if found := _VECTOR.match(type_):
         return _ELEMENTS[_VECTOR_BASE.get(found[1], found[1])], int(found[2])
     if found := _PK_VECTOR.match(type_):
@@ -81,100 +99,14 @@ def _element(type_: str) -> tuple[str | None, int]:
     return None, 1
 
 
-def strip_comments(source: str) -> str:
-    """Source without comments and without the contents of string literals."""
-    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
-    return pattern.sub(lambda m: '""' if m[0].startswith('"') else " ", source)
-
-
-def split_arguments(text: str) -> list[str]:
-    """``"a, b<c, d>, (e, f)"`` at its top-level commas."""
-    parts, depth, current = [], 0, ""
-    for char in text:
-        depth += char in "<([{"
-        depth -= char in ">)]}"
-        if char == "," and depth == 0:
-            parts.append(current.strip())
-            current = ""
-        else:
-            current += char
-    parts.append(current.strip())
-    return [part for part in parts if part]
-
-
-def _balanced(text: str, start: int, pair: str = "()") -> int:
-    """Index just after the bracket that closes the one at ``start``; -1 where it is never closed."""
-    depth = 0
-    for index in range(start, len(text)):
-        depth += text[index] == pair[0]
-        depth -= text[index] == pair[1]
-        if depth == 0:
-            return index + 1
-    return -1
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """A ``__global__`` function: its template parameter names (with defaults, or None) and its raw parameters."""
-
-    name: str
-    template: tuple[tuple[str, str | None], ...]
-    parameters: tuple[str, ...]
-
-
-_ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__block_size__", "__attribute__", "alignas"}
-
-
-def declarations(source: str) -> dict[str, Declaration]:
-    """Every ``__global__`` function of ``source`` by name; a definition wins over a forward declaration."""
-    text = strip_comments(source)
-    found: dict[str, Declaration] = {}
-    for match in re.finditer(r"\b__global__\b", text):
-        index = match.end()
-        name, opening = "", -1
-        for token in re.compile(r"[A-Za-z_]\w*|[(;{]").finditer(text, index):
-            if token.start() < index:
-                continue
-            if token[0] == "(":
-                if name in _ATTRIBUTES:
-                    index = _balanced(text, token.start())
-                    name = ""
-                    if index < 0:
-                        break
-                    continue
-                opening = token.start()
-                break
-            if token[0] in ";{":
-                break
-            name = token[0]
-        closing = _balanced(text, opening) if opening >= 0 else -1
-        if closing < 0 or not name:
-            continue
-        template = _template_before(text, match.start())
-        parameters = tuple(split_arguments(text[opening + 1 : closing - 1]))
-        if parameters == ("void",):
-            parameters = ()
-        if name not in found or template:
-            found[name] = Declaration(name, template, parameters)
-    return found
-
-
-def _template_before(text: str, position: int) -> tuple[tuple[str, str | None], ...]:
-    """Template parameters of the function whose ``__global__`` stands at ``position``."""
-    since = max(text.rfind(char, 0, position) for char in ";}")
-    heads = list(re.finditer(r"\btemplate\s*<", text[since + 1 : position]))
-    if not heads:
-        return ()
-    opening = since + 1 + heads[-1].end() - 1
-    closing = _balanced(text, opening, "<>")
-    if closing < 0:
-        return ()
-    result: list[tuple[str, str | None]] = []
-    for part in split_arguments(text[opening + 1 : closing - 1]):
-        declared, _, default = part.partition("=")
-        names = re.findall(r"[A-Za-z_]\w*", declared)
-        result.append((names[-1] if names else "", default.strip() or None))
-    return tuple(result)
+def _plain(type_: str) -> str:
+    """``unsigned long`` for ``long unsigned int``: one spelling of each integer type."""
+    words = type_.split()
+    if not words or not TYPE_WORDS.issuperset(words) or {"float", "double", "bool"} & set(words):
+        return type_
+    base = next((word for word in ("char", "short") if word in words), "long" if "long" in words else "int")
+    sign = "unsigned " if "unsigned" in words else "signed " if base == "char" and "signed" in words else ""
+    return sign + base
 
 
 def parse_instance(instance: str) -> tuple[str, list[str]]:
@@ -188,6 +120,8 @@ def parse_instance(instance: str) -> tuple[str, list[str]]:
 def parameters_of(declared: Declaration, arguments: list[str]) -> tuple[Parameter, ...]:
     """The parameters of an instance. Raises ArgumentError when template arguments are missing or too many."""
     names = declared.template
+    if packs := [name for name, _ in names if name.endswith("...")]:
+        raise ArgumentError(f"{declared.name}: template", f"`{packs[0]}`", "a fixed list: a pack has no names to check")
     required = sum(default is None for _, default in names)
     if not required <= len(arguments) <= len(names):
         wanted = ", ".join(name for name, _ in names) or "none"
@@ -195,40 +129,47 @@ def parameters_of(declared: Declaration, arguments: list[str]) -> tuple[Paramete
     values: dict[str, str] = {}
     for index, (name, default) in enumerate(names):
         text = arguments[index] if index < len(arguments) else default or ""
-        values[name] = _substitute(text, values)
-    return tuple(_parameter(_substitute(raw, values), index) for index, raw in enumerate(declared.parameters))
+        values[name] = substitute(text, values)
+    aliases = dict(declared.aliases)
+    texts = [expand(substitute(raw, values), aliases) for raw in declared.parameters]
+    return tuple(_parameter(text, index, declared.name) for index, text in enumerate(texts))
 
 
-def _substitute(text: str, values: dict[str, str]) -> str:
-    return re.sub(r"[A-Za-z_]\w*", lambda m: values.get(m[0], m[0]), text) if values else text
-
-
-def _parameter(raw: str, index: int) -> Parameter:
+def _parameter(raw: str, index: int, instance: str) -> Parameter:
     text = raw.partition("=")[0].strip()
+    shown = bare = " ".join(text.split())
+    while (less := re.sub(r"<[^<>]*>", "", bare)) != bare:
+        bare = less
+    for pattern, allowed in _ODD:
+        if re.search(pattern, bare):
+            raise ArgumentError(f"{instance}: parameter {index + 1}", f"`{shown}`", allowed)
     const = bool(re.search(r"\bconst\b", text.partition("*")[0]))
-    text = re.sub(r"\[\s*\d*\s*\]\s*$", "", text) if (array := text.endswith("]")) else text
-    stars = text.count("*") + array
-    words = re.findall(r"[A-Za-z_][\w:]*(?:\s*<[^*]*>)?|\*|&", text)
-    plain = [word for word in words if word not in _SKIP and word not in "*&"]
-    name = plain.pop() if len(plain) > 1 and not _is_type_word(plain[-1]) else f"argument {index}"
-    return (
-        Parameter(name, re.sub(r"\s+", " ", " ".join(plain)), stars == 1, const)
-        if stars < 2
-        else Parameter(name, " ".join(plain) + "*", True, const)
-    )
+    plain = re.sub(r"(?:\[[^\[\]]*\]\s*)+$", "", text)
+    stars = plain.count("*") + (plain != text)
+    words = re.findall(r"[A-Za-z_][\w:]*(?:\s*<[^*]*>)?|\*|&", plain)
+    named = [word for word in words if word not in _SKIP and word not in "*&"]
+    name = named.pop() if len(named) > 1 and named[-1] not in TYPE_WORDS else f"argument {index}"
+    type_ = re.sub(r"\s+", " ", " ".join(named)) + "*" * max(0, stars - 1)
+    return Parameter(name, type_, stars > 0, const)
 
 
-def _is_type_word(word: str) -> bool:
-    return word in ("int", "long", "short", "char", "unsigned", "signed", "float", "double", "bool")
+# Parameters that no launch can pass, and what to write instead.
+_ODD = (
+    (r"\.\.\.", "a fixed list of parameters: a pack has no names to check arguments against"),
+    (r"&", "a value or a pointer: a launch copies its arguments, so a kernel takes no references"),
+    (r"\(|\]\s*\[", "a number or a pointer to numbers (`T* x` for an array of arrays: the kernel works the index out)"),
+    (r"\bauto\b", "a named type, or a parameter of `template <typename T>`"),
+)
 
 
 # ---------------------------------------------------------------- scalars
 
 
 def _integer(parameter: Parameter, value: Any, dtype: str) -> Any:
-    if not hasattr(value, "__index__"):
-        raise ArgumentError(parameter.name, repr(value), f"an int for `{parameter}`")
-    number = value.__index__()
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentError(parameter.name, brief(value), f"an int for `{parameter}`") from None
     bits, signed = element_size(dtype) * 8, not dtype.startswith("u")
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     if not low <= number <= high:
@@ -245,10 +186,10 @@ def bfloat16_bits(value: float) -> int:
 
 
 def _floating(parameter: Parameter, value: Any, dtype: str) -> Any:
-    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
-        raise ArgumentError(parameter.name, repr(value), f"a number for `{parameter}`")
-    number = float(value)
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__") or getattr(value, "shape", None):
+        raise ArgumentError(parameter.name, brief(value), f"a number for `{parameter}`")
     try:
+        number = float(value)
         if dtype == "float64":
             return ctypes.c_double(number)
         if dtype == "float32":
@@ -258,27 +199,30 @@ def _floating(parameter: Parameter, value: Any, dtype: str) -> Any:
             return ctypes.c_uint16(struct.unpack("<H", struct.pack("<e", number))[0])
         return ctypes.c_uint16(bfloat16_bits(number))
     except OverflowError:
-        raise ArgumentError(parameter.name, number, f"a value within {dtype}'s range for `{parameter}`") from None
+        allowed = f"a value within {dtype}'s range for `{parameter}`"
+        raise ArgumentError(parameter.name, brief(value), allowed) from None
 
 
 def scalar(parameter: Parameter, value: Any) -> Any:
     """A ctypes value of the parameter's type. Raises ArgumentError with the name, the value and what is allowed."""
     if hasattr(value, "data_ptr"):
         raise ArgumentError(parameter.name, "a tensor", f"a number for `{parameter}`")
-    dtype = parameter.dtype
+    dtype, count = _element(parameter.type)
     if dtype == "bool":
-        if value not in (True, False, 0, 1) or isinstance(value, float):
-            raise ArgumentError(parameter.name, repr(value), f"True or False for `{parameter}`")
+        whole = isinstance(value, int) or type(value).__name__ in ("bool", "bool_")  # of numpy, whichever release
+        if not whole or value not in (0, 1):
+            raise ArgumentError(parameter.name, brief(value), f"True or False for `{parameter}`")
         return ctypes.c_bool(bool(value))
     makers: dict[str, Callable[[Parameter, Any, str], Any]] = dict.fromkeys(_INTS, _integer)
     makers |= dict.fromkeys(("float32", "float64", "float16", "bfloat16"), _floating)
-    if dtype is None or dtype not in makers or _element(parameter.type)[1] != 1:
-        raise ArgumentError(
-            parameter.name,
-            repr(value),
-            f"`{parameter}` cannot be passed from Python: use numbers and pointers to tensors",
-        )
-    return makers[dtype](parameter, value, dtype)
+    if dtype in makers and count == 1:
+        return makers[dtype](parameter, value, dtype)
+    with_it = f"a {dtype} tensor" if dtype else "a uint8 tensor of its bytes"
+    instead = f"its members one by one, or `const {parameter.type}* {parameter.name}` with {with_it}"
+    if parameter.type == "long double":
+        instead = "`double`, since a GPU has no long double"
+    allowed = f"no value: `{parameter}` cannot be passed from Python. Let the kernel take {instead}"
+    raise ArgumentError(parameter.name, brief(value), allowed)
 
 
 def check_pointee(parameter: Parameter, dtype: str, address: int) -> None:
@@ -286,12 +230,15 @@ def check_pointee(parameter: Parameter, dtype: str, address: int) -> None:
     wanted = parameter.dtype
     if wanted is None and parameter.type == "void":
         allowed: tuple[str, ...] = ()
+    elif parameter.type.endswith("*"):
+        allowed = ("int64", "uint64")  # addresses
     elif wanted is None:
         allowed = ("uint8", "int8")  # a struct of the kernel's own: raw bytes
     else:
         allowed = (wanted, _TWINS[wanted]) if wanted in _TWINS else (wanted,)
     if allowed and dtype not in allowed:
-        raise ArgumentError(parameter.name, f"a {dtype} tensor", f"{' or '.join(allowed)} for `{parameter}`")
+        what = ", of addresses," if parameter.type.endswith("*") else "" if wanted else f" ({parameter.type}: no dtype)"
+        raise ArgumentError(parameter.name, f"a {dtype} tensor", f"{' or '.join(allowed)}{what} for `{parameter}`")
     if address % parameter.alignment:
         raise ArgumentError(
             parameter.name,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pykern.errors import ArgumentError
 from pykern.jit import cache
 
 from .conftest import python_command, python_env, run_python
@@ -47,12 +48,51 @@ def test_default_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_relative_and_home_overrides_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cache, "_wanted", {})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYKERN_CACHE", "here")
     assert cache.wanted_dir() == tmp_path / "here"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert cache.wanted_dir() == tmp_path / "here"  # where it was when it was first asked for
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PYKERN_CACHE", "~/there")
     assert cache.wanted_dir() == tmp_path / "there"
+
+
+def test_a_relative_cache_stays_where_it_was(tmp_path: Path) -> None:
+    """A script that changes its working directory neither builds anew nor litters."""
+    script = """
+    import os
+    from pykern.jit import cache
+    first, stores = cache.cache_dir(), cache.read_stores()
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    assert cache.cache_dir() == first and cache.read_stores() == stores and len(stores) == 1, cache.read_stores()
+    assert cache.show()["wanted"] == str(first) and os.listdir() == []
+    print(first)
+    """
+    command = python_command(script)
+    env = python_env(PYKERN_CACHE="here")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, cwd=tmp_path)
+    assert done.stdout.strip() == str(tmp_path / "here"), done.stderr
+
+
+def test_a_cache_that_is_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYKERN_CACHE", "~nobody-of-that-name/x")
+    with pytest.raises(ArgumentError, match=r"^PYKERN_CACHE: got '~nobody-of-that-name/x', allowed: a folder"):
+        cache.wanted_dir()
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "nan", "1 s"])
+def test_a_lock_timeout_that_is_no_time_is_refused(text: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYKERN_LOCK_TIMEOUT", text)
+    with pytest.raises(ArgumentError, match=rf"^PYKERN_LOCK_TIMEOUT: got '{text}', allowed: seconds"):
+        with cache.locked(KEY):
+            pass
+    for good, seconds in (("", 600.0), ("0", 0.0), ("1.5", 1.5), ("inf", float("inf"))):
+        monkeypatch.setenv("PYKERN_LOCK_TIMEOUT", good)
+        assert cache.lock_timeout() == seconds
 
 
 def assert_falls_back(wanted: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:

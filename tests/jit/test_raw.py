@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import pykern
 from pykern.errors import ArgumentError, BuildError, CheckError, GradientError
-from pykern.jit import raw, raw_cuda, signature
+from pykern.jit import declarations, raw, raw_cuda, signature
 
 torch = pytest.importorskip("torch")
 
@@ -114,8 +114,8 @@ BAD = [
     (lambda: (x32(),), {}, "scale<float>: arguments", "4: (const float* x, float* y, int n, float a)"),
     (lambda: (x32().double(), x32(), 8, 1.0), {}, "x", "float32 for `const float* x`"),
     (lambda: (x32(), x32().half(), 8, 1.0), {}, "y", "float32 for `float* y`"),
-    (lambda: (x32().numpy(), x32(), 8, 1.0), {}, "x", "a tensor or None"),
-    (lambda: (3, x32(), 8, 1.0), {}, "x", "a tensor or None"),
+    (lambda: (x32().numpy(), x32(), 8, 1.0), {}, "x", "a torch tensor or None"),
+    (lambda: (3, x32(), 8, 1.0), {}, "x", "a torch tensor or None"),
     (lambda: (x32(), x32(), 8.0, 1.0), {}, "n", "an int"),
     (lambda: (x32(), x32(), "8", 1.0), {}, "n", "an int"),
     (lambda: (x32(), x32(), x32(1), 1.0), {}, "n", "a number"),
@@ -133,8 +133,9 @@ BAD = [
     (lambda: (x32(), x32(), 8, 1.0), {"block": 1025}, "block.x", "1 to 1024"),
     (lambda: (x32(), x32(), 8, 1.0), {"block": (32, 33)}, "block", "at most 1024 threads"),
     (lambda: (x32(), x32(), 8, 1.0), {"block": (1, 1, 65)}, "block.z", "1 to 64"),
-    (lambda: (x32(), x32(), 8, 1.0), {"smem": -1}, "smem", "0 or more"),
-    (lambda: (x32(), x32(), 8, 1.0), {"smem": True}, "smem", "0 or more"),
+    (lambda: (x32(), x32(), 8, 1.0), {"smem": -1}, "smem", "0 to 232448 bytes"),
+    (lambda: (x32(), x32(), 8, 1.0), {"smem": True}, "smem", "0 to 232448 bytes"),
+    (lambda: (x32(), x32(), 8, 1.0), {"smem": 10**9}, "smem", "0 to 232448 bytes"),
     (lambda: (x32(), x32(), 8, 1.0), {"cluster": 0}, "cluster.x", "1 to 16"),
     (lambda: (x32(), x32(), 8, 1.0), {"cluster": 2}, "cluster", "a divisor of the grid"),
     (lambda: (x32(), x32(), 8, 1.0), {"device": "mps"}, "device", "cpu, cuda"),
@@ -222,8 +223,8 @@ def test_odd_inputs_to_compile_and_load(tmp_path: Path) -> None:
 
 def params(text: str, instance: str) -> list[tuple[str, str, bool, bool]]:
     name, arguments = signature.parse_instance(instance)
-    found = signature.parameters_of(signature.declarations(text)[name], arguments)
-    return [(p.name, p.type, p.pointer, p.const) for p in found]
+    (declared,) = declarations.declarations(text)[name]
+    return [(p.name, p.type, p.pointer, p.const) for p in signature.parameters_of(declared, arguments)]
 
 
 def test_signatures() -> None:
@@ -272,14 +273,23 @@ def test_integers_fit_or_are_refused(value: int, type_: str) -> None:
             signature.scalar(parameter, value)
 
 
-@given(st.text(alphabet='template<>typename T,int__global__ void k();{}*&/"\\\n ', max_size=200))
+_WORDS = ["template<class T>", "__global__", "void ", "k", "(int x)", "namespace ", "using a=b;", "#if 1\n", "#else\n"]
+_MARKS = ["{", "}", "\n", "#define a a\n", "#endif\n", "a ", "'", '"', "/*", ";"]
+
+
+@given(
+    st.text(alphabet='template<>typename T,int__global__ void k();{}*&/"\\\n ', max_size=200)
+    | st.lists(st.sampled_from(_WORDS + _MARKS)).map("".join)
+)
 def test_the_signature_reader_never_crashes_or_hangs(text: str) -> None:
     started = time.monotonic()
-    for declared in signature.declarations(text).values():
-        try:
-            signature.parameters_of(declared, [name for name, default in declared.template if default is None])
-        except ArgumentError:
-            pass
+    for several in declarations.declarations(text).values():
+        for declared in several:
+            try:
+                signature.parameters_of(declared, [name for name, default in declared.template if default is None])
+            except ArgumentError:
+                pass
+    declarations.unclosed(text)
     assert time.monotonic() - started < 2
 
 
@@ -420,7 +430,7 @@ def test_kernels_are_named_by_text(instance: Any) -> None:
     [
         {"check": 2}, {"check": "yes"}, {"cooperative": "x"}, {"seed": -1}, {"seed": "a"}, {"seed": 1.5},
         {"seed": True}, {"seed": 2**64}, {"device": "nope"}, {"device": 3}, {"device": "cpu:9"}, {"device": "cuda:x"},
-        {"device": "cuda:200"}, {"smem": "1"}, {"smem": -1},
+        {"device": "cuda:200"}, {"smem": "1"}, {"smem": -1}, {"smem": 232449},
     ],
     ids=str,
 )  # fmt: skip

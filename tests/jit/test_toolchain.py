@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pykern.errors import ToolchainError
+from pykern.errors import ArgumentError, ToolchainError
 from pykern.jit import limits, toolchain
 
 from .conftest import run_python
@@ -195,10 +195,20 @@ def test_jobs_are_capped_by_memory_and_cores(monkeypatch: pytest.MonkeyPatch) ->
     assert limits.jobs(False) == 3
     monkeypatch.setenv("PYKERN_JOBS", "2")
     assert limits.jobs(False) == 2
-    monkeypatch.setenv("PYKERN_JOBS", "many")
+    monkeypatch.setenv("PYKERN_JOBS", "")
     assert limits.jobs(False) == 3
     monkeypatch.setattr(limits, "free_memory", lambda: None)
     assert limits.jobs(True) == 3
+
+
+@pytest.mark.parametrize("text", ["x", "0", "-1", "1.5", "²", "9" * 30])
+def test_a_number_of_jobs_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYKERN_JOBS", text)
+    with pytest.raises(ArgumentError, match=rf"^PYKERN_JOBS: got '{text}', allowed: how many compilers"):
+        limits.jobs(False)
+    monkeypatch.delenv("PYKERN_JOBS")
+    monkeypatch.setenv("MAX_JOBS", text)  # torch's and others': taken where it is a number
+    assert limits.jobs(False) >= 1
 
 
 def test_this_machines_memory_is_read() -> None:
