@@ -222,7 +222,8 @@ def test_prompts_are_text(tiny: TextModel) -> None:
 
 def test_what_decode_is_given(tiny: TextModel) -> None:
     """Ids of one sequence; not what generate returns, a list of lists."""
-    assert tiny.decode(torch.tensor([71, 72])) == tiny.decode([71, 72]) == tiny.decode((71, 72))  # type: ignore[arg-type]
+    tensor: Any = torch.tensor([71, 72])
+    assert tiny.decode(tensor) == tiny.decode([71, 72]) == tiny.decode((71, 72))
     wrong: Any
     for wrong in ([[71, 72]], "ab", None, 71, [71.0], ["a"]):
         with pytest.raises(ArgumentError, match="^ids: got .*, allowed: the ints of one sequence"):
