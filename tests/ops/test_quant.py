@@ -311,7 +311,7 @@ PLANES = {"codes": CODES, "scales": SCALES}
         (torch.arange(64) - 1, r"perm: got -1..62"),
         (torch.arange(64, device="meta"), "perm.device: got meta, allowed: cpu"),
         (list(range(64)), "perm: got list"),
-        (np.arange(64), "perm: got ndarray"),
+        (np.arange(64), "perm: got a numpy ndarray of "),
         ("x", "perm: got str"),
     ],
 )
@@ -326,7 +326,8 @@ def test_a_permuted_matrix_is_checked_against_x() -> None:
     assert torch.allclose(linear(x, qt), x @ qt.dequantize().T, atol=1e-4)
     for wrong, says in (
         (x[:, :60], r"x.shape: got \(3, 60\)"), (torch.tensor(1.0), "x.shape"), (None, "x: got NoneType"),
-        (x.numpy(), "x: got ndarray"), (x.to("meta"), "x.device: got meta, allowed: cpu"), (3, "x: got int"),
+        (x.numpy(), r"x: got a numpy ndarray of float32 \(3, 64\), allowed: a tensor"), (3, "x: got int"),
+        (x.to("meta"), "x.device: got meta, allowed: cpu"),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=says):
             linear(wrong, qt)
@@ -346,7 +347,7 @@ def test_functions_of_quant_tensors_want_one(wrong: Any) -> None:
     [
         ({"planes": None}, "planes: got NoneType"), ({"planes": [CODES, SCALES]}, "planes: got list"),
         ({"planes": {"codes": None, "scales": SCALES}}, r"planes\['codes'\]: got NoneType"),
-        ({"planes": {"codes": CODES.numpy(), "scales": SCALES}}, r"planes\['codes'\]: got ndarray"),
+        ({"planes": {"codes": CODES.numpy(), "scales": SCALES}}, r"planes\['codes'\]: got a numpy ndarray of "),
         ({"planes": {"codes": CODES, "scales": SCALES.to_sparse()}}, "a torch.sparse_coo tensor"),
         ({"planes": {"codes": CODES, "scales": SCALES.to("meta")}}, "planes: got tensors on cpu, meta"),
         ({"layout": None}, "layout: got None"), ({"layout": ["int4"]}, "layout: got"), ({"layout": "int5"}, "layout"),
@@ -369,7 +370,7 @@ def test_fields_are_named(change: dict[str, Any], says: str) -> None:
         ({"group_size": 32.0}, "group_size: got 32.0"), ({"group_size": True}, "group_size: got True"),
         ({"g_idx": [0] * 8}, "g_idx: got list"), ({"g_idx": torch.zeros(8)}, "g_idx.dtype: got float32"),
         ({"scales": torch.ones(1, 8).to_sparse()}, "scales: got a torch.sparse_coo tensor"),
-        ({"qweight": np.zeros((1, 8), np.int32)}, "qweight: got ndarray"), ({"qzeros": None}, "qzeros: got NoneType"),
+        ({"qweight": np.zeros((1, 8), np.int32)}, "qweight: got a numpy ndarray of "), ({"qzeros": None}, "qzeros: got NoneType"),
     ],
 )  # fmt: skip
 def test_checkpoints_are_named(change: dict[str, Any], says: str) -> None:
