@@ -370,7 +370,7 @@ def test_fields_are_named(change: dict[str, Any], says: str) -> None:
         ({"group_size": 32.0}, "group_size: got 32.0"), ({"group_size": True}, "group_size: got True"),
         ({"g_idx": [0] * 8}, "g_idx: got list"), ({"g_idx": torch.zeros(8)}, "g_idx.dtype: got float32"),
         ({"scales": torch.ones(1, 8).to_sparse()}, "scales: got a torch.sparse_coo tensor"),
-        ({"qweight": np.zeros((1, 8), np.int32)}, "qweight: got a numpy nd"), ({"qzeros": None}, "qzeros: got NoneType"),
+        ({"qweight": np.zeros((1, 8), np.int32)}, "qweight: got a numpy"), ({"qzeros": None}, "qzeros: got NoneType"),
     ],
 )  # fmt: skip
 def test_checkpoints_are_named(change: dict[str, Any], says: str) -> None:
