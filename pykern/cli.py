@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import pkgutil
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
@@ -11,25 +16,55 @@ from pykern import __version__, commands
 from pykern.analysis import _cli
 
 
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings as one line, without the place in pykern's code that they come from."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *place, **more: f"warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
 class LazyGroup(click.Group):
     """A click group whose commands are found by file name, so that ``pykern --help`` starts at once."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(
-            m.name.replace("_", "-") for m in pkgutil.iter_modules(commands.__path__) if not m.name.startswith("_")
-        )
+        names = os.listdir(os.path.dirname(commands.__file__))
+        return sorted(name[:-3].replace("_", "-") for name in names if re.fullmatch(r"[a-z]\w*\.py", name))
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self.list_commands(ctx):
             return None
         return importlib.import_module(f"pykern.commands.{name.replace('-', '_')}").command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0].isidentifier() and self.get_command(ctx, args[0]) is None:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 2, 0.5)
+            also = f" (Did you mean {' or '.join(map(repr, near))}?)" if near else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{also}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Answers ``--help`` and ``--version``, too, where a reader that goes away changes no exit code."""
+        try:
+            return super().make_context(*args, **extra)
+        except BrokenPipeError:
+            _cli.drop_stdout()
+            raise click.exceptions.Exit(_cli.OK) from None
+        except OSError as error:
+            _cli.fail(f"cannot write: {error.strerror or error}")
+
     def invoke(self, ctx: click.Context) -> object:
         """The exit codes of every command: 0, 1 (the command's own: a finding, a spill, a gate), 2 (no answer)."""
 
         def run() -> object:
             try:
-                return super(LazyGroup, self).invoke(ctx)
+                with _plain_warnings():
+                    return super(LazyGroup, self).invoke(ctx)
             except Exception as error:
                 if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
                     _cli.fail(f"out of memory: {error}")
@@ -40,9 +75,9 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = []
         for name in self.list_commands(ctx):
-            command = self.get_command(ctx, name)
-            if command is not None:
-                rows.append((name, command.get_short_help_str(limit=80)))
+            text = commands.SHORT_HELP.get(name)
+            command = None if text else self.get_command(ctx, name)
+            rows.append((name, text or (command.get_short_help_str(limit=80) if command else "")))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

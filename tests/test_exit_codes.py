@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +22,41 @@ BAD: dict[str, list[tuple[list[str], str]]] = {
         (["softmax", "--repeats", "0"], "--repeats"),
     ],
     "cache": [(["throw"], "throw"), (["show", "--nope"], "--nope")],
-    "check": [(["softmox"], "op: got 'softmox'"), (["softmax", "--seeds", "0"], "--seeds: got 0")],
+    "check": [
+        (["softmox"], "op: got 'softmox'"),
+        (["softmax", "--seeds", "0"], "--seeds: got 0"),
+        (["softmax", "--shape", "0x10"], "with a dimension of 0 there is nothing to compute, and nothing ran"),
+        (["linear", "--shape", "x=0x8,w=8x8", "--json"], "with a dimension of 0 there is nothing to compute"),
+        (["/dev/null"], "a kernel's .cuh file, too"),
+    ],
     "coalescing": [([MISSING], MISSING), (["--stride", "x"], "stride")],
-    "compile": [(["softmox"], "op: got 'softmox'"), (["--arch", "99"], "--arch: got '99'"), (["--jobs", "-1"], "jobs")],
+    "compile": [
+        (["softmox"], "op: got 'softmox'"),
+        (["--arch", "99"], "--arch: got '99'"),
+        (["--jobs", "-1"], "jobs"),
+        (["cuda_src/ops/norm.cuh"], "an op's name; this file belongs to layer_norm, rms_norm"),
+    ],
     "doctor": [(["--nope"], "--nope")],
-    "explain": [(["softmox"], "op: got 'softmox'"), (["softmax", "--arch", "9"], "--arch: got '9'")],
+    "explain": [
+        (["softmox"], "op: got 'softmox', allowed: softmax, apply_penalties, "),
+        (["softmax", "--arch", "9"], "--arch: got '9'"),
+        (["softmax.cuh"], "an op's name; this file belongs to softmax"),
+        (["linear_epilogue.cuh"], "this file belongs to gated_linear, linear, quant_linear"),
+        (["mine.cuh"], "an op's name, or the .py file that binds one"),
+        (["softmax", "--shape", "4x4", "--set", "log"], "--set: got 'log', allowed: log=VALUE"),
+    ],
     "generate": [
         (["", "--prompt", "x"], "model: got ''"),
         ([MISSING, "--prompt", "x"], f"model: got '{MISSING}'"),
         (["smollm2"], "--prompt"),
+        (["smollm2", "--prompt", ""], "--prompt: got nothing, allowed: a text"),
         (["/dev/null", "--prompt", "x"], "a device or pipe"),
     ],
-    "occupancy": [(["softmox"], "softmox")],
+    "occupancy": [
+        (["softmox"], "softmox"),
+        (["softmax", "--shape", "0x8"], "--shape: got 0x8, allowed: sizes at which a kernel is launched"),
+        (["--cc", "9.0", "--threads", "32", "--regs", "8", "--plot", "nowhere/x.png"], "nowhere is no folder"),
+    ],
     "report": [(["--nope"], "--nope")],
     "roofline": [(["softmox"], "softmox")],
     "traffic": [(["softmox"], "softmox")],
@@ -67,6 +93,80 @@ def test_bad_input_exits_with_2(name: str, args: list[str], says: str) -> None:
 def test_no_command_and_an_unknown_one() -> None:
     assert run("nothing").exit_code == 2 and run("--nope").exit_code == 2
     assert run("--help").exit_code == 0 and run("--version").exit_code == 0
+    assert "No such command 'explan'. (Did you mean 'explain'?)" in run("explan").stderr
+
+
+def test_help_says_of_each_command_what_it_says_itself() -> None:
+    """The table that spares ``pykern --help`` every import."""
+    import click
+
+    from pykern import commands
+
+    group: Any = main
+    context = click.Context(group)
+    own = {name: group.get_command(context, name).short_help for name in group.list_commands(context)}
+    assert commands.SHORT_HELP == own
+    shown = " ".join(run("--help").stdout.split())
+    assert all(f"{name} {text}" in shown for name, text in own.items()), shown
+
+
+def test_a_command_that_the_table_lacks_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pykern import commands
+
+    text = commands.SHORT_HELP["cache"]
+    monkeypatch.delitem(commands.SHORT_HELP, "cache")
+    assert text in run("--help").stdout
+
+
+def test_help_imports_what_click_does_and_little_more() -> None:
+    script = (
+        "import sys\n"
+        "from pykern.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*(name for name in sys.modules if name.partition('.')[0] in ('pykern', 'torch', 'numpy', 'rich')),"
+        " file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith("Usage: "), done.stderr
+    needed = {"", ".cli", ".commands", ".analysis", ".analysis._cli", ".analysis._files", ".errors"}
+    assert set(done.stderr.split()) == {f"pykern{name}" for name in needed}
+
+
+def program(*args: str, shell: str = "", **env: str) -> tuple[int, str]:
+    """(exit code, stderr) of ``pykern args`` as a process, with ``shell`` after it."""
+    line = f"{sys.executable} -m pykern {' '.join(args)} {shell}; exit ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, **env}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, env=environment)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["explain", "--help"], ["explain", "linear"], ["cache", "show"]], ids=" ".join
+)
+def test_streams_that_take_nothing(args: list[str]) -> None:
+    """A reader that goes away, a closed stdout or stderr, a full disk."""
+    assert program(*args, shell="| true") == (0, "")
+    assert program(*args, shell=">&-") == (0, "")
+    assert program(*args, shell="2>&-") == (0, "")
+    if os.path.exists("/dev/full"):
+        assert program(*args, shell=">/dev/full") == (2, "error: cannot write: No space left on device\n")
+
+
+def test_a_warning_is_one_line_without_our_source(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, text = program("cache", "show", PYKERN_CACHE=str(tmp_path / "file" / "x"))
+    assert code == 0 and text.startswith("warning: pykern: the cache folder") and text.count("\n") == 1, text
+
+
+def test_settings_that_are_none_are_refused_by_name() -> None:
+    for name, value, command in (
+        ("PYKERN_JOBS", "x", ["compile", "softmax", "--arch", "80"]),
+        ("PYKERN_JOBS", "0", ["warmup", "softmax", "--device", "cpu"]),
+        ("PYKERN_CACHE", "~nobody-of-that-name", ["cache", "show"]),
+    ):
+        code, text = program(*command, **{name: value})
+        assert code == 2 and text.startswith(f"error: {name}: got '{value}', allowed: "), text
 
 
 def test_a_kernel_that_spills_or_does_not_compile_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:

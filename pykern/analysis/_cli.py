@@ -70,9 +70,10 @@ def reporting_errors(function: F) -> F:
 
 
 def _prepare_streams() -> None:
-    """A closed stdout takes nothing, and a character that stdout's encoding lacks is escaped: neither is a crash."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    """A closed stream takes nothing, and a character that its encoding lacks is escaped: neither is a crash."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -202,6 +203,12 @@ def _kind_name(kind: type | tuple[type, ...]) -> str:
 # --- text and pictures -----------------------------------------------------------------------------------
 
 
+def count(number: int, noun: str) -> str:
+    """``1 block``, ``1024 blocks``, ``65,536 blocks``."""
+    shown = f"{number:,}" if number >= 10_000 else str(number)
+    return f"{shown} {noun}" + ("" if number == 1 else "s")
+
+
 def console() -> Console:
     """A rich console on stdout; 120 columns when stdout is no terminal, so that a pipe is reproducible."""
     from rich.console import Console
@@ -214,10 +221,17 @@ def console() -> Console:
 
 
 def plot_format(path: str) -> str:
-    """``png``, ``svg`` or ``html`` by the suffix of ``path``; anything else is refused before any work is done."""
+    """``png``, ``svg`` or ``html`` by the suffix of ``path``; anything else, and a place where no file can be made, is
+    refused before any work is done."""
     suffix = Path(path).suffix.lower().lstrip(".")
     if suffix not in PLOT_SUFFIXES:
         raise ArgumentError("--plot", path, "a file name ending in .png, .svg or .html")
+    folder = Path(path).parent
+    why = "it is a folder" if Path(path).is_dir() else ""
+    if not os.access(folder, os.W_OK):
+        why = f"{folder} is {'read-only' if folder.is_dir() else 'no folder'}"
+    if why:
+        raise ArgumentError("--plot", path, f"a file that can be written ({why})")
     return suffix
 
 

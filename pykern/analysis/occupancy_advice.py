@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from pykern.analysis._cli import count
 from pykern.analysis.occupancy import Config, Occupancy, arch, occupancy
 from pykern.errors import require
 
@@ -125,28 +126,25 @@ def _step(old: Config, new: Config, before: Occupancy, after: Occupancy) -> Step
     parts = []
     if new.regs < old.regs:
         changes["regs"] = new.regs
-        parts.append(f"{_count(old.regs - new.regs, 'fewer register')} a thread ({old.regs} -> {new.regs})")
+        parts.append(f"{count(old.regs - new.regs, 'fewer register')} a thread ({old.regs} -> {new.regs})")
     if new.smem < old.smem:
         changes |= {"static_smem": new.static_smem, "dyn_smem": new.dyn_smem}
         parts.append(f"{old.smem - new.smem:,} B less shared memory a block ({old.smem:,} -> {new.smem:,} B)")
     if new.barriers < old.barriers:
         changes["barriers"] = new.barriers
-        parts.append(f"{_count(old.barriers - new.barriers, 'fewer barrier')} ({old.barriers} -> {new.barriers})")
+        parts.append(f"{count(old.barriers - new.barriers, 'fewer barrier')} ({old.barriers} -> {new.barriers})")
     return Step(changes, " and ".join(parts) + ": " + gain(before, after), before, after)
 
 
 def gain(before: Occupancy, after: Occupancy) -> str:
     """``5 -> 6 blocks, 62.5% -> 75%``."""
-    return f"{before.blocks} -> {after.blocks} blocks, {percent(before.occupancy)} -> {percent(after.occupancy)}"
+    shares = f"{percent(before.occupancy)} -> {percent(after.occupancy)}"
+    return f"{before.blocks} -> {count(after.blocks, 'block')}, {shares}"
 
 
 def percent(share: float) -> str:
     """``62.5%``, ``75%``: as many of two decimals as are needed."""
     return f"{100 * share:.2f}".rstrip("0").rstrip(".") + "%"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("s" if number != 1 else "")
 
 
 @dataclass(frozen=True)
@@ -248,14 +246,15 @@ class Waves:
         """One sentence for people."""
         if self.waves == 1:
             return (
-                f"{self.grid:,} blocks fill {self.grid:,} of {self.slots:,} slots in one wave"
-                f" ({min(self.grid, self.sms)} of {self.sms} SMs have work)"
+                f"{count(self.grid, 'block')} on {self.slots:,} slots: one wave"
+                f" ({min(self.grid, self.sms)} of {count(self.sms, 'SM')} with work)"
             )
         if self.tail_blocks == self.slots:
-            return f"{self.waves:,} full waves of {self.slots:,} blocks: no tail"
+            return f"{self.waves:,} full waves of {count(self.slots, 'block')}: no tail"
         return (
-            f"{self.grid / self.slots:.2f} waves of {self.slots:,} blocks: the last holds {self.tail_blocks:,} blocks"
-            f" ({percent(self.tail_blocks / self.slots)}), {percent(1 - self.efficiency)} of all slots stay empty"
+            f"{self.grid / self.slots:.2f} waves of {count(self.slots, 'block')}: the last holds"
+            f" {count(self.tail_blocks, 'block')} ({percent(self.tail_blocks / self.slots)}),"
+            f" {percent(1 - self.efficiency)} of all slots stay empty"
         )
 
 
@@ -266,6 +265,6 @@ def waves(result: Occupancy, grid: int, sms: int) -> Waves | None:
     slots = result.blocks * sms
     if slots == 0:
         return None
-    count = math.ceil(grid / slots)
-    tail = grid - (count - 1) * slots
-    return Waves(grid, sms, slots, count, tail, min(tail, sms), grid / (count * slots))
+    number = math.ceil(grid / slots)
+    tail = grid - (number - 1) * slots
+    return Waves(grid, sms, slots, number, tail, min(tail, sms), grid / (number * slots))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pykern.analysis._cli import count
 from pykern.analysis.occupancy import RESOURCES, arch
 from pykern.analysis.occupancy_advice import percent
 from pykern.analysis.occupancy_answer import LIMIT_NAMES, Answer
@@ -68,7 +69,7 @@ def show_verdicts(console: Console, verdicts: Sequence[Verdict]) -> None:
             name = f"{_short(verdict.kernel, 400)} ({verdict.cc})"
             console.print(f"[red]FAIL[/] {name}: {verdict.condition} (is {value})")
     failed = sum(not verdict.ok for verdict in verdicts)
-    console.print(f"gate: {len(verdicts) - failed} of {len(verdicts)} conditions hold")
+    console.print(f"gate: {count(len(verdicts), 'condition')}, {failed} failed")
 
 
 def show_ncu(console: Console, launches: Sequence[Launch]) -> None:
@@ -113,7 +114,7 @@ def _full(console: Console, answer: Answer) -> None:
     result = answer.result
     console.print(_headline(answer))
     console.print(
-        f"  {_bold(percent(result.occupancy))} occupancy: {result.blocks} blocks, {result.warps} of"
+        f"  {_bold(percent(result.occupancy))} occupancy: {count(result.blocks, 'block')}, {result.warps} of"
         f" {arch(result.cc).max_warps} warps an SM; binds: {_bold(_limiters(answer))}"
     )
     table = _table("", *(LIMIT_NAMES[name] for name in RESOURCES))
@@ -145,8 +146,8 @@ def _choices(console: Console, answer: Answer) -> None:
     rows = [row for row in answer.bounds if row.blocks > now.blocks][:2] or answer.bounds[-1:]
     for row in rows:
         console.print(
-            f"  for {row.blocks} blocks ({percent(row.occupancy)}): {row.launch_bounds} or maxnreg {row.max_regs},"
-            f" and at most {row.max_smem:,} B of shared memory"
+            f"  for {count(row.blocks, 'block')} ({percent(row.occupancy)}): {row.launch_bounds} or maxnreg"
+            f" {row.max_regs}, and at most {row.max_smem:,} B of shared memory"
         )
 
 
@@ -181,7 +182,7 @@ def _takes(answer: Answer) -> list[str]:
 def _clusters(answer: Answer) -> str:
     found = answer.clusters
     assert found is not None
-    text = f"at most {found.upper:,} of {found.size} blocks on {found.sms} SMs (upper bound)"
+    text = f"at most {found.upper:,} of {count(found.size, 'block')} on {count(found.sms, 'SM')} (upper bound)"
     if found.estimate is not None:
         text += f"; {found.estimate:,} by the given GPC list (an estimate: only the driver of that chip knows)"
     if not found.portable:
@@ -196,7 +197,7 @@ def _headline(answer: Answer, chip: bool = True) -> str:
     if config.static_smem and config.dyn_smem:
         smem += f" ({config.static_smem:,} static, {config.dyn_smem:,} dynamic)"
     name = "" if case.facts is None else f"{_short(case.name, 80)}: "
-    return f"[bold]{name}{config.threads} threads, {config.regs} registers, {smem}[/]{where}"
+    return f"[bold]{name}{count(config.threads, 'thread')}, {count(config.regs, 'register')}, {smem}[/]{where}"
 
 
 def _limiters(answer: Answer) -> str:

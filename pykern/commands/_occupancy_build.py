@@ -13,8 +13,9 @@ from typing import Any
 from pykern.analysis import ptxas
 from pykern.analysis.cubin import read_cubin
 from pykern.analysis.kernel import KernelFacts
-from pykern.analysis.occupancy_sources import Case, Given, Reading, case_of, read_file, select
+from pykern.analysis.occupancy_sources import Case, Given, Reading, case_of, read_file
 from pykern.errors import ArgumentError, BuildError, ToolchainError
+from pykern.jit.resources import base_name, own_name
 
 TIMEOUT_S = 600
 
@@ -221,22 +222,21 @@ def op_cases(name: str, shape: str, dtype: str, arch: str, given: Given) -> tupl
     for launch in plan.launches:
         grid, block, cluster = (Launch.triple(value) for value in (launch.grid, launch.block, launch.cluster))
         compiled = build.compile_only(launch.source, launch.kernel, number)
-        kernels = select(read_file(str(compiled.path)).kernels, _mangled_part(launch.kernel), None)
         threads = block[0] * block[1] * block[2]
         numbers = replace(given, threads=given.threads or threads)
         if given.dyn_smem is None:
             numbers = replace(numbers, dyn_smem=launch.smem)
-        case = case_of(kernels[0], numbers)
+        case = case_of(facts_of(compiled.path, launch.kernel), numbers)
         blocks, size = grid[0] * grid[1] * grid[2], cluster[0] * cluster[1] * cluster[2]
         cases.append(replace(case, name=launch.kernel, grid=blocks, cluster=size if size > 1 else None))
     why = f"{name} {plan.variant}: " + "; ".join(plan.why)
     return cases, why
 
 
-def _mangled_part(instance: str) -> str:
-    """What the mangled name of a kernel instance holds: ``12softmax_rows`` for ``pk::softmax_rows<float, 4>``."""
-    base = instance.partition("<")[0].split("::")[-1].strip()
-    return f"{len(base)}{base}"
+def facts_of(library: Path, instance: str) -> KernelFacts:
+    """Facts of the kernel ``instance`` in the library of its variant, which holds its file's plain kernels, too."""
+    kernels = read_file(str(library)).kernels
+    return next((kernel for kernel in kernels if base_name(kernel.name) == own_name(instance)), kernels[0])
 
 
 def problem_values(op: Any, shape: str, dtype: str) -> dict[str, Any]:

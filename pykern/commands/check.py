@@ -52,7 +52,7 @@ def command(
       pykern check scale.cuh --kernel 'scale<float>' --grid 4 --block 256 --arg 'f32[1000]' --arg 'f32[1000]' --arg 1000
       pykern check softmax --json | pykern coalescing --table -
 
-    Exit codes: 0 nothing found, 1 findings, 2 bad input, or a kernel that does not compile.
+    Exit codes: 0 nothing found, 1 findings, 2 bad input, a kernel that does not compile, or nothing that ran.
     """
     from pykern import check
     from pykern.errors import ArgumentError, CheckError, KernelError
@@ -81,6 +81,9 @@ def command(
             except KernelError as error:
                 findings.append({"kind": "failure", "message": str(error), "seed": seed})
                 break
+    if not findings and not any(report["launches"] for report in reports):
+        allowed = "sizes of 1 or more: with a dimension of 0 there is nothing to compute, and nothing ran"
+        raise ArgumentError("--shape", shape, allowed)
     rows = check.table(reports[:1])  # counts are the same for every schedule
     if as_json:
         launches = reports[0]["launches"] if reports else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ DEFAULT_ARCHS = "80,90a,120"
 @click.command("compile", cls=Once, short_help="Build every op variant with nvcc (no GPU needed).")
 @click.argument("ops", nargs=-1)
 @click.option("--arch", default=DEFAULT_ARCHS, show_default=True, help="Architectures, comma separated.")
-@click.option("--jobs", type=click.IntRange(0), default=0, help="Compilers at once; 0: one per core.")
+@click.option("--jobs", type=click.IntRange(0), default=0, help="Compilers at once; 0: PYKERN_JOBS, else one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def command(ops: tuple[str, ...], arch: str, jobs: int, as_json: bool) -> None:
     """Build every kernel variant that the plans of OPS (default: all) can choose.
@@ -32,9 +31,10 @@ def command(ops: tuple[str, ...], arch: str, jobs: int, as_json: bool) -> None:
     """
     from pykern import op as registry
     from pykern.errors import ArgumentError, BuildError
-    from pykern.jit import build
+    from pykern.jit import build, limits
     from pykern.plan import TARGETS
 
+    limits.asked_jobs()  # refused before anything is planned
     wanted: dict[tuple[str, str, str], str] = {}
     for a in arch.split(","):
         if a not in TARGETS:
@@ -59,7 +59,7 @@ def command(ops: tuple[str, ...], arch: str, jobs: int, as_json: bool) -> None:
             row |= {"ok": False, "error": f"{r.spills} bytes of spills, {r.local_bytes} of local memory"}
         return row
 
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(jobs or limits.asked_jobs() or limits.cores()) as pool:
         for row in pool.map(one, wanted.items()):
             rows.append(row)
             if not as_json and sys.stderr.isatty():

@@ -114,9 +114,11 @@ def case_of(
     for text in scalars:
         name, equals, value = text.partition("=")
         known = next((a for a in found.inputs if isinstance(a, Scalar) and a.name == name), None)
-        if known is None or not equals:
+        if known is not None and not equals:
+            raise ArgumentError("--set", repr(text), f"{name}=VALUE")
+        if known is None:
             names = [a.name for a in found.inputs if isinstance(a, Scalar)]
-            raise ArgumentError("--set", repr(text if known else name), ", ".join(names) or "no scalars")
+            raise ArgumentError("--set", repr(name), ", ".join(names) or "no scalars")
         if name in case:
             raise ArgumentError("--set", repr(text), f"one value for {name}")
         case[name] = scalar_of(known, value)

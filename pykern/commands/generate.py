@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pykern.commands._once import Once
+from pykern.errors import ArgumentError
 
 DTYPES = ["float32", "float16", "bfloat16"]
 
@@ -55,6 +56,8 @@ def command(model: str, prompt: str, as_json: bool, **options: Any) -> None:
     Llama-family models of any size; what is not supported is refused by name. The text is streamed to standard
     output, followed by a table of what each op did. The first run compiles the kernels.
     """
+    if not prompt and not options["chat"]:  # before a model is fetched
+        raise ArgumentError("--prompt", "nothing", "a text")
     from pykern.models.run import run
 
     os.environ.setdefault("PYKERN_PROGRESS", "0")  # this command shows its own progress

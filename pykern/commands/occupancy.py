@@ -29,7 +29,8 @@ Examples:
   pykern occupancy --diff old.cubin new.cubin
   pykern occupancy --ncu report.csv
 
-Exit codes: 0 answered, 1 a gate failed or --diff found something worse, 2 bad input.
+Exit codes: 0 answered, 1 a kernel that cannot be launched, a gate that failed, or --diff found something worse,
+2 bad input.
 """
 
 
@@ -141,7 +142,8 @@ def _answer(options: dict[str, Any]) -> int:
             occupancy_text.show_verdicts(console, verdicts)
     if options["plot"]:
         _plot(options["plot"], answers)
-    return _cli.OK if all(v.ok for v in verdicts) else _cli.FAILED
+    good = all(v.ok for v in verdicts) and all(a.launchable for a in answers)
+    return _cli.OK if good else _cli.FAILED
 
 
 def _conditions(options: dict[str, Any]) -> list[Any]:
@@ -210,7 +212,8 @@ def _cases(options: dict[str, Any], source: str | None) -> tuple[list[Any], list
     if len({kernel.name for kernel in kernels}) > 1:  # a block size need not suit every kernel of a file
         suited = [k for k in kernels if given.threads is None or _suits(k, given.threads)]
         if len(suited) < len(kernels):
-            reading.remarks.append(f"{len(kernels) - len(suited)} kernels cannot run {given.threads} threads: left out")
+            left = _cli.count(len(kernels) - len(suited), "kernel")
+            reading.remarks.append(f"{left} that cannot run {given.threads} threads left out")
         kernels = suited or kernels
     return [case_of(kernel, given) for kernel in kernels], reading.remarks
 
@@ -234,6 +237,8 @@ def _op_cases(options: dict[str, Any], name: str, archs: Sequence[str], given: A
         found, why = op_cases(name, options["shape"], options["dtype"], one, given)
         cases += found
         remarks.append(why)
+    if not cases:
+        raise ArgumentError("--shape", options["shape"], f"sizes at which a kernel is launched ({remarks[0]})")
     return cases, remarks
 
 
@@ -391,7 +396,8 @@ def _plot(path: str, answers: Sequence[Any]) -> None:
     shown = answers[:6]
     series = [Series(_label(a), a.case.cc, a.case.config) for a in shown]
     config, ccs = shown[0].case.config, ", ".join(a.case.cc for a in shown)
-    title = f"{config.threads} threads, {config.regs} registers, {config.smem:,} B of shared memory on {ccs}"
+    title = f"{_cli.count(config.threads, 'thread')}, {_cli.count(config.regs, 'register')}, "
+    title += f"{config.smem:,} B of shared memory on {ccs}"
     if len({a.case.config for a in shown}) > 1:
         title = f"occupancy of {len(series)} kernels" + (f" of {len(answers)}" if len(answers) > 6 else "")
     elif shown[0].case.facts is not None:

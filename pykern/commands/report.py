@@ -94,11 +94,12 @@ def _preset(launch: Any, arch: str, regs: int | None) -> dict[str, Any]:
     threads = min(1024, -(-x * y * z // 32) * 32)
     preset = {"name": launch.kernel, "threads": threads, "regs": regs, "smem": launch.smem, "barriers": 1}
     if regs is None:
-        from pykern.analysis.occupancy_sources import Given, case_of, read_file, select
+        from pykern.analysis.occupancy_sources import Given, case_of
+        from pykern.commands._occupancy_build import facts_of
         from pykern.jit import build
 
         compiled = build.compile_only(launch.source, launch.kernel, arch)
-        kernels = select(read_file(str(compiled.path)).kernels, None, None)
-        config = case_of(kernels[0], Given(threads=threads, dyn_smem=launch.smem)).config
+        facts = facts_of(compiled.path, launch.kernel)
+        config = case_of(facts, Given(threads=threads, dyn_smem=launch.smem)).config
         preset |= {"regs": max(16, config.regs), "smem": config.smem, "barriers": max(1, config.barriers)}
     return preset

@@ -235,7 +235,7 @@ def compile_only(source: str, instance: str, arch: str, extra_flags: Sequence[st
     recipe, _ = _variant_recipe(source, instance, "cuda", arch, False, extra_flags)
 
     def read(entry: Entry, cached: bool) -> CompileResult:
-        usage: Usage = resources.parse(entry.record.get("log", "")).most()
+        usage: Usage = resources.parse(entry.record.get("log", "")).of(instance)
         seconds = time.monotonic() - started
         return CompileResult(entry.path, usage.registers, usage.spills, usage.local_bytes, usage.smem, seconds, cached)
 

@@ -29,11 +29,43 @@ class Usage:
     barriers: int = 0
 
 
+_IDENTIFIER = re.compile(r"L?(\d+)")  # L: of internal linkage
+
+
+def base_name(function: str) -> str:
+    """The kernel's own name: ``k`` of ``_ZN2pk1kIfLi4EEEvPKT_`` (``pk::k<float, 4>``); that of an ``extern "C"``."""
+    if not function.startswith("_Z"):
+        return function
+    nested = function.startswith("_ZN")
+    name, at = "", 3 if nested else 2
+    while found := _IDENTIFIER.match(function, at):
+        at = found.end() + int(found[1])
+        name = function[found.end() : at]
+        if not nested:  # what follows are the parameters
+            break
+    return name
+
+
+def own_name(instance: str) -> str:
+    """``k`` of a kernel instance such as ``pk::k<float, 4>``."""
+    return re.sub(r"<.*", "", instance, flags=re.DOTALL).split("::")[-1].strip()
+
+
 class Report(dict[str, Usage]):
     """Function name (mangled) -> usage."""
 
+    def of(self, instance: str) -> Usage:
+        """The usage of the kernel ``instance`` (``pk::k<float, 4>``).
+
+        A source's plain kernels are compiled into every variant of it, so a report has others, too. Of several
+        instances of one template the largest of each figure.
+        """
+        name = own_name(instance)
+        own = {function: use for function, use in self.items() if base_name(function) == name}
+        return Report(own or self).most()
+
     def most(self) -> Usage:
-        """The largest of each figure; a variant has one kernel, so these are that kernel's."""
+        """The largest of each figure."""
         uses = list(self.values())
         if not uses:
             return Usage()

@@ -70,6 +70,9 @@ OK = [
 ]
 FAILS = [
     ("occupancy", *ASK["occupancy"], "--gate", "occupancy>=0.9"),
+    ("occupancy", "--cc", "9.0", "--threads", "1024", "--regs", "255"),  # cannot be launched
+    ("occupancy", "--cc", "9.0,8.0", "--threads", "1024", "--regs", "255", "--json"),
+    ("occupancy", "--cc", "9.0", "--threads", "1024", "--regs", "255", "--gate", "regs<=255"),
     ("occupancy", "--ncu", NCU, "--gate", "achieved>=0.99"),
     ("occupancy", "--ncu", NCU, "--gate", "regs<=8"),
     ("occupancy", PTXAS, "--cc", "9.0", "--gate", "spills==0"),
@@ -104,6 +107,7 @@ REFUSED = [
     ("report", "--shape", "4x4"),
     *((tool, "--no-such-option") for tool in COMMANDS),
     *((tool, *args, "--plot", "picture.pdf") for tool, args in ASK.items()),
+    *((tool, *args, "--plot", "nowhere/picture.png") for tool, args in ASK.items()),
 ]
 
 

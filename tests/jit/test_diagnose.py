@@ -85,6 +85,31 @@ def test_resources() -> None:
     assert use.function == "_Z1kIfLi4EEvPKT_"
 
 
+MANY = "".join(
+    f"Compiling entry function '{name}' for 'sm_80'\nptxas info : Used {regs} registers, {smem} bytes smem\n"
+    for name, regs, smem in (
+        ("_ZN2pk5smallEPKfPf", 8, 0), ("_ZN2pk3bigEPKfPf", 40, 4096), ("_ZN2pk1kIfLi4EEEvPKT_", 20, 16),
+        ("_ZN2pk36_GLOBAL__N__274eb5bf_4_v_cu_7f4724304anonEPf", 9, 4), ("_ZL4statPf", 10, 5), ("plain", 11, 6),
+        ("_Z5value4Mode", 12, 7), ("_ZN1a5smallEi4Mode", 13, 0),
+    )
+)  # fmt: skip
+
+
+def test_each_kernel_of_a_file_has_its_own_resources() -> None:
+    """A file's plain kernels are compiled into the variant of each."""
+    report = resources.parse(MANY)
+    found = {
+        name: (report.of(name).registers, report.of(name).smem)
+        for name in ("pk::big", "k<float, 4>", "pk::k<float, 4>", "anon", "stat", "::plain", "value")
+    }
+    assert found == {
+        "pk::big": (40, 4096), "k<float, 4>": (20, 16), "pk::k<float, 4>": (20, 16), "anon": (9, 4), "stat": (10, 5),
+        "::plain": (11, 6), "value": (12, 7),
+    }  # fmt: skip
+    assert report.of("small").registers == 13 and report.of("small").smem == 0  # two of that name: the larger figures
+    assert report.of("renamed") == report.most()
+
+
 def test_resources_of_old_and_empty_logs() -> None:
     assert resources.parse("").most() == resources.Usage()
     old = "Compiling entry function 'k' for 'sm_80'\nptxas info : Used 32 registers, 8 bytes lmem, 128+16 bytes smem"
