@@ -231,95 +231,136 @@ __global__ void __launch_bounds__(kSkinnyWarps * 32, 2)
 }
 
 // ----------------------------------------------------------------------------------------------------
-// float32 x, few tokens. A block owns 32 rows of w and 8 tokens: its 4 warps decode tiles of 32 x 64 weights into
-// shared memory, the next tile's codes in flight meanwhile; lane l of a warp then walks row l in order of k for
-// the warp's 2 tokens, acc = fmaf(x, w, acc), the chain of linear_f32_skinny.
+// float32 x, few tokens. A block owns 32 rows of w and 8 tokens: its 4 warps decode tiles of 32 x 128 weights into
+// shared memory, the codes of the next two in flight meanwhile; lane l of a warp then walks row l in order of k for the
+// warp's 2 tokens, acc = fmaf(x, w, acc), the chain of linear_f32_skinny. Four cycles a product in this chain are what
+// bounds few tokens, so a tile is deep: its barriers and the decoding between two chains cost the same.
 
-constexpr int kQuantF32Warps = 4, kQuantF32Tokens = 8, kQuantF32Depth = 64;
+constexpr int kQuantF32Warps = 4, kQuantF32Tokens = 2 * kQuantF32Warps, kQuantF32Depth = 128;
+constexpr int kQuantF32Ahead = 2;  // tiles whose codes are in registers or on their way
 
 struct QuantLinearF32Smem {
   float w[2][32][kQuantF32Depth + 4];  // + 4: lanes on 8 neighbouring rows read 16 bytes from different banks
   float x[2][kQuantF32Tokens][kQuantF32Depth];
 };
 
-template <class L>
-__global__ void __launch_bounds__(kQuantF32Warps * 32)
-    quant_linear_f32(const float* __restrict__ x, const uint8_t* __restrict__ codes, const void* __restrict__ scales,
-                     const void* __restrict__ offsets, const float* __restrict__ bias, const float* residual, float* y,
-                     int m, int n, int k, int group, int groups, int tags, int64_t x_stride, int64_t residual_stride,
-                     int activation) {
-  constexpr int kThreads = kQuantF32Warps * 32, kDepth = kQuantF32Depth;
-  constexpr int kPieces = 32 * kDepth / 8 / kThreads;  // pieces of 8 weights a thread decodes per tile
-  PK_SMEM(QuantLinearF32Smem, s);
-  const QuantPlanes q{codes, scales, offsets, k, group, groups, tags};
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int tiles_m = (m + kQuantF32Tokens - 1) / kQuantF32Tokens;
-  const int m0 = static_cast<int>(blockIdx.x % tiles_m) * kQuantF32Tokens;
-  const int n0 = static_cast<int>(blockIdx.x / tiles_m) * 32;
-  const bool fast = q.fast();
-  // Neighbouring threads take neighbouring pieces of a row.
-  const int piece_row = threadIdx.x / (kDepth / 8), piece_k = threadIdx.x % (kDepth / 8) * 8;
-  constexpr int kRowStep = kThreads / (kDepth / 8);
+// kFast: as QuantPlanes::fast(); else weights are loaded and decoded one by one.
+template <class L, bool kFast>
+struct QuantF32Sum {
+  static constexpr int kThreads = kQuantF32Warps * 32, kDepth = kQuantF32Depth;
+  static constexpr int kPieces = 32 * kDepth / 8 / kThreads;  // pieces of 8 weights a thread decodes per tile
+  static constexpr int kRowStep = kThreads / (kDepth / 8);
+  static constexpr int kTokenStep = kThreads / kDepth, kPerThread = kQuantF32Tokens / kTokenStep;
+  using Raw = typename L::Raw[kPieces];
 
-  typename L::Raw raw[kPieces];
-  auto load = [&](int k0) {
-    const int at = k0 + piece_k;
-    if (!fast || at >= k) return;
+  QuantLinearF32Smem& s;
+  const QuantPlanes& q;
+  const float* x;
+  int64_t x_stride;
+  int m, n, n0;
+  float x_ahead[kPerThread];
+
+  // Neighbouring threads take neighbouring pieces of a row, and one k of every token.
+  PK_DEVICE static int piece_row() { return threadIdx.x / (kDepth / 8); }
+  PK_DEVICE static int piece_k() { return threadIdx.x % (kDepth / 8) * 8; }
+  PK_DEVICE static int x_token() { return threadIdx.x / kDepth; }
+  PK_DEVICE static int x_k() { return threadIdx.x % kDepth; }
+  // Up to where tiles are filled, past k with zeros.
+  PK_DEVICE int padded_k() const { return (q.k + 31) / 32 * 32; }
+
+  PK_DEVICE void load(int k0, Raw& raw) const {
+    const int at = k0 + piece_k();
+    if (!kFast || at >= q.k) return;
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) raw[p] = L::load(q, min(n0 + piece_row + p * kRowStep, n - 1), at);
-  };
-  auto decode = [&](int k0, int buf) {
-    const int at = k0 + piece_k;
+    for (int p = 0; p < kPieces; ++p) raw[p] = L::load(q, min(n0 + piece_row() + p * kRowStep, n - 1), at);
+  }
+  PK_DEVICE void decode(int k0, const Raw& raw, int buf) {
+    const int at = k0 + piece_k();
+    if (at >= padded_k()) return;
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
-      const int r = piece_row + p * kRowStep;
-      float* to = &s.w[buf][r][piece_k];
-      if (fast) {
+      const int r = piece_row() + p * kRowStep;
+      float* to = &s.w[buf][r][piece_k()];
+      if constexpr (kFast) {
         Vec<float, 8> w;
 #pragma unroll
         for (int i = 0; i < 8; ++i) w[i] = 0.f;
-        if (at < k) w = L::decode(q, raw[p], at);
+        if (at < q.k) w = L::decode(q, raw[p], at);
 #pragma unroll
         for (int i = 0; i < 8; i += 4) st_vec<float, 4>(to + i, Vec<float, 4>{{w[i], w[i + 1], w[i + 2], w[i + 3]}});
       } else {
 #pragma unroll 1
-        for (int i = 0; i < 8; ++i) st(to + i, n0 + r < n && at + i < k ? L::one(q, n0 + r, at + i) : 0.f);
-      }
-    }
-  };
-  auto load_x = [&](int k0, int buf) {
-#pragma unroll
-    for (int i = threadIdx.x; i < kQuantF32Tokens * kDepth; i += kThreads) {
-      const int token = i / kDepth, kk = i % kDepth;
-      const bool in = m0 + token < m && k0 + kk < k;
-      st(&s.x[buf][token][kk], in ? ld(x + (m0 + token) * x_stride + k0 + kk) : 0.f);
-    }
-  };
-
-  float acc[2] = {0.f, 0.f};
-  const int first = m0 + warp * 2;  // this warp's tokens: first, first + 1
-  load(0);
-  grid_wait();
-  int buf = 0;
-  for (int k0 = 0; k0 < k; k0 += kDepth, buf ^= 1) {
-    decode(k0, buf);
-    load_x(k0, buf);
-    if (k0 + kDepth < k) load(k0 + kDepth);
-    __syncthreads();  // this tile is whole; and everyone is done with the other buffer, filled next
-    if (first >= m) continue;
-#pragma unroll 4
-    for (int kk = 0; kk < kDepth; kk += 4) {
-      const Vec<float, 4> wv = ld_vec<float, 4>(&s.w[buf][lane][kk]);
-      const Vec<float, 4> x0 = ld_vec<float, 4>(&s.x[buf][warp * 2][kk]);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) acc[0] = fmaf(x0[j], wv[j], acc[0]);
-      if (first + 1 < m) {
-        const Vec<float, 4> x1 = ld_vec<float, 4>(&s.x[buf][warp * 2 + 1][kk]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) acc[1] = fmaf(x1[j], wv[j], acc[1]);
+        for (int i = 0; i < 8; ++i) st(to + i, n0 + r < n && at + i < q.k ? L::one(q, n0 + r, at + i) : 0.f);
       }
     }
   }
+  PK_DEVICE void load_x(int k0) {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int t = x_token() + i * kTokenStep;
+      x_ahead[i] = t < m && k0 + x_k() < q.k ? ld(x + t * x_stride + k0 + x_k()) : 0.f;
+    }
+  }
+  PK_DEVICE void store_x(int buf) {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) st(&s.x[buf][x_token() + i * kTokenStep][x_k()], x_ahead[i]);
+  }
+
+  // acc[i] = sum of token 2 warp + i and row n0 + lane.
+  PK_DEVICE void sum(float (&acc)[2]) {
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 2;
+    Raw raw[kQuantF32Ahead];
+#pragma unroll
+    for (int i = 0; i < kQuantF32Ahead; ++i) load(i * kDepth, raw[i]);
+    grid_wait();
+    load_x(0);
+#pragma unroll 1
+    for (int base = 0; base < q.k; base += kQuantF32Ahead * kDepth) {
+#pragma unroll
+      for (int i = 0; i < kQuantF32Ahead; ++i) {
+        const int k0 = base + i * kDepth, buf = i % 2;
+        if (k0 >= q.k) break;
+        decode(k0, raw[i], buf);
+        store_x(buf);
+        load(k0 + kQuantF32Ahead * kDepth, raw[i]);
+        load_x(k0 + kDepth);
+        __syncthreads();  // this tile is whole; and everyone is done with the other buffer, filled next
+        if (first >= m) continue;
+        const int depth = min(kDepth, padded_k() - k0);
+#pragma unroll 1
+        for (int k32 = 0; k32 < depth; k32 += 32) {
+#pragma unroll
+          for (int kk = k32; kk < k32 + 32; kk += 4) {
+            const Vec<float, 4> wv = ld_vec<float, 4>(&s.w[buf][lane][kk]);
+            const Vec<float, 4> x0 = ld_vec<float, 4>(&s.x[buf][first][kk]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) acc[0] = fmaf(x0[j], wv[j], acc[0]);
+            if (first + 1 < m) {
+              const Vec<float, 4> x1 = ld_vec<float, 4>(&s.x[buf][first + 1][kk]);
+#pragma unroll
+              for (int j = 0; j < 4; ++j) acc[1] = fmaf(x1[j], wv[j], acc[1]);
+            }
+          }
+        }
+      }
+    }
+  }
+};
+
+template <class L>
+__global__ void __launch_bounds__(kQuantF32Warps * 32, 2)
+    quant_linear_f32(const float* __restrict__ x, const uint8_t* __restrict__ codes, const void* __restrict__ scales,
+                     const void* __restrict__ offsets, const float* __restrict__ bias, const float* residual, float* y,
+                     int m, int n, int k, int group, int groups, int tags, int64_t x_stride, int64_t residual_stride,
+                     int activation) {
+  PK_SMEM(QuantLinearF32Smem, s);
+  const QuantPlanes q{codes, scales, offsets, k, group, groups, tags};
+  const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 2, n0 = static_cast<int>(blockIdx.x) * 32;
+  float acc[2] = {0.f, 0.f};
+  if (q.fast())
+    QuantF32Sum<L, true>{s, q, x, x_stride, m, n, n0, {}}.sum(acc);
+  else
+    QuantF32Sum<L, false>{s, q, x, x_stride, m, n, n0, {}}.sum(acc);
   grid_launch_dependents();
   const LinearEpilogue<float, float, 1> out(bias, residual, y, residual_stride, n, m, n, activation);
 #pragma unroll

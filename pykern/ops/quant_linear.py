@@ -251,7 +251,7 @@ op = Op(
         ("swap_with<2>(t, 1, 3);", "swap_with<2>(t, 3, 1);"),
         ("load_step(k0 + kStride, u, 0, ahead[u])", "load_step(k0, u, 0, ahead[u])"),
         ("load_step(k0, u + 1, 1, second[1]);", "load_step(k0, u, 1, second[1]);"),
-        ("s.x[buf][warp * 2 + 1][kk]", "s.x[buf][warp * 2][kk]"),
+        ("&s.x[buf][first + 1][kk]", "&s.x[buf][first][kk]"),
     ),
     benches=(
         case("bfloat16", 1, 4096, 14336, "int4"), case("bfloat16", 1, 4096, 14336, "packed4.v1"),
