@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pykern.errors import ArgumentError, GradientError, KernelError
+from pykern.errors import ArgumentError, GradientError, KernelError, brief
 from pykern.op import ASYNC_ORDERS, HostOptions, Op, host_options, tensor_info
 from pykern.plan import Launch, Target
 from pykern.schema import DTYPE_CODES, ITEMSIZE, Scalar, Tensor, output_info
@@ -203,6 +203,7 @@ class Runtime:
                 continue
             schema = schema_text(op, out_form)
             name = f"{op.name}.out" if out_form else op.name
+            only = op.outputs[0].name if len(op.outputs) == 1 else ""
             args: tuple[Tensor | Scalar, ...] = op.inputs
             if out_form:
                 args += tuple(Tensor(o.name, "", tuple(DTYPE_CODES), strides="any") for o in op.outputs)
@@ -217,7 +218,8 @@ class Runtime:
                 number,
                 name.encode(),
                 slot.spec.encode(),
-                ",".join(a.name for a in args).encode(),
+                # What the user calls it: the only output of an op is given as out=.
+                ",".join("out" if out_form and a.name == only else a.name for a in args).encode(),
                 (ctypes.c_int * max(1, len(rets)))(*rets),
                 len(rets),
                 int(self.cuda),
@@ -312,7 +314,8 @@ def make_fake(op: Op, out_form: bool, torch: Any) -> Callable[..., Any]:
         given = [kwargs[o.name] for o in op.outputs if o.name in kwargs]
         for o, t in zip(op.outputs, given, strict=False):
             if like is not None and t.device != like.device:
-                raise ArgumentError(f"{o.name}.device", t.device, str(like.device))
+                name = "out" if len(op.outputs) == 1 else o.name
+                raise ArgumentError(f"{name}.device", t.device, str(like.device))
         problem = op.problem(values)
         if out_form:
             return None
@@ -465,7 +468,13 @@ def scalar_argument(name: str, kind: str, value: Any) -> Any:
         except OverflowError:
             pass
     want = {"bool": "True or False", "int": "an int", "float": "a float", "str": "a str"}[kind]
-    raise ArgumentError(name, f"{type(value).__name__} {value!r}"[:80], want)
+    raise ArgumentError(name, typed(value), want)
+
+
+def typed(value: Any) -> str:
+    """What a refused argument was: its type and value, of an array what ``brief`` says."""
+    array = hasattr(value, "dtype") and getattr(value, "shape", ())
+    return brief(value) if array else f"{type(value).__name__} {brief(value)}"
 
 
 def explain_types(op: Op, error: Exception, values: Mapping[str, Any], torch: Any) -> None:
@@ -487,10 +496,12 @@ def explain_types(op: Op, error: Exception, values: Mapping[str, Any], torch: An
         )
         if not ok:
             want = "a list of tensors" if a.many else "a tensor" + (" or None" if a.optional else "")
-            shown = f"{type(v).__name__} {v!r}"
+            if type(v).__module__.partition(".")[0] == "numpy":
+                want += "; torch.from_numpy makes one of an array"
+            shown = typed(v)
             if a.many and isinstance(v, (list, tuple)):
-                shown = f"{type(v).__name__} of {', '.join(type(t).__name__ for t in v)}"
-            raise ArgumentError(a.name, shown[:80], want) from error
+                shown = f"{type(v).__name__} of {', '.join(type(t).__name__ for t in v)}"[:100]
+            raise ArgumentError(a.name, shown, want) from error
         if a.many and not v and isinstance(error, NotImplementedError):
             raise ArgumentError(a.name, "an empty list", "a list of tensors") from error
     given: list[tuple[str, Any, Tensor | None]] = []

@@ -290,9 +290,9 @@ BAD = [
     ({"activation": "tanh"}, "activation"),
     ({"out_dtype": "float64"}, "out_dtype"),
     ({"x": X.half(), "w": W.half(), "out_dtype": "bfloat16"}, "out_dtype"),
-    ({"out": torch.empty(4, 7)}, "y.shape"),
-    ({"out": torch.empty(4, 6).half()}, "y.dtype"),
-    ({"out": torch.empty(6, 4).T}, "y.stride"),
+    ({"out": torch.empty(4, 7)}, "out.shape"),
+    ({"out": torch.empty(4, 6).half()}, "out.dtype"),
+    ({"out": torch.empty(6, 4).T}, "out.stride"),
     ({"w": "w"}, "w"),
     ({"activation": 3}, "activation"),
 ]
