@@ -473,7 +473,7 @@ def scalar_argument(name: str, kind: str, value: Any) -> Any:
 
 def typed(value: Any) -> str:
     """What a refused argument was: its type and value, of an array what ``brief`` says."""
-    array = hasattr(value, "dtype") and getattr(value, "shape", ())
+    array = hasattr(value, "dtype") and bool(getattr(value, "shape", None))
     return brief(value) if array else f"{type(value).__name__} {brief(value)}"
 
 

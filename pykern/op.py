@@ -6,6 +6,7 @@ here imports torch until an op is called.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import pkgutil
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 
 from pykern import plan as plans
 from pykern.declared import check_arguments, check_declaration
-from pykern.errors import ArgumentError, CaptureError
+from pykern.errors import ArgumentError, CaptureError, brief
 from pykern.plan import Plan, Target, check_plan, host_target
 from pykern.schema import (
     DTYPE_CODES,
@@ -133,18 +134,19 @@ class Op:
             self.check(problem)
         for spec, (dtype, shape) in zip(self.outputs, (output_info(problem, o) for o in self.outputs), strict=True):
             given = problem.outs.get(spec.name)
+            name = "out" if len(self.outputs) == 1 else spec.name  # what the user calls it
             if given is None:
                 continue
             if given.dtype != dtype:
-                raise ArgumentError(f"{spec.name}.dtype", given.dtype, dtype)
+                raise ArgumentError(f"{name}.dtype", given.dtype, dtype)
             if given.shape != tuple(shape):
-                raise ArgumentError(f"{spec.name}.shape", given.shape, str(tuple(shape)))
+                raise ArgumentError(f"{name}.shape", given.shape, str(tuple(shape)))
             if not given.contiguous:
-                raise ArgumentError(f"{spec.name}.stride()", given.strides, f"contiguous {contiguous_strides(shape)}")
+                raise ArgumentError(f"{name}.stride()", given.strides, f"contiguous {contiguous_strides(shape)}")
             if overlaps_itself(given.shape, given.strides):
-                raise ArgumentError(f"{spec.name}.stride()", given.strides, "elements that do not overlap")
+                raise ArgumentError(f"{name}.stride()", given.strides, "elements that do not overlap")
             if (given.device, given.index) != (problem.device, problem.index):
-                raise ArgumentError(f"{spec.name}.device", given.device, problem.device)
+                raise ArgumentError(f"{name}.device", given.device, problem.device)
         return problem
 
     def problem_of(self, case: Case) -> Problem:
@@ -238,10 +240,35 @@ def get(name: str) -> Op:
     if name.endswith(".py"):
         return load(name)
     if name not in names():
-        raise ArgumentError("op", repr(name), ", ".join(sorted({*names(), *_registry})))
+        raise ArgumentError("op", brief(name), _instead_of(name))
     module = importlib.import_module(f"pykern.ops.{name}")
     with _registry_lock:
         return _registry.setdefault(name, module.op)
+
+
+def _instead_of(name: str) -> str:
+    """What to give in place of a name that no op has."""
+    if os.sep in name or name.endswith((".cuh", ".cu", ".h")):
+        from pykern.jit import sources
+
+        file = f"ops/{os.path.basename(name)}"
+        of = [op.name for op in all_ops() if not os.path.isabs(op.source) and file in _closure(sources, op.source)]
+        if of:
+            return f"an op's name; this file belongs to {', '.join(of)}"
+        return (
+            "an op's name, or the .py file that binds one (`pykern check` and `pykern occupancy` take a kernel's .cuh "
+            "file, too)"
+        )
+    known = sorted({*names(), *_registry})
+    near = difflib.get_close_matches(name.lower().rpartition(".")[2], known, 3)
+    return ", ".join([*near, *(other for other in known if other not in near)])  # the likely ones first
+
+
+def _closure(sources: Any, source: str) -> Iterable[str]:
+    try:
+        return sources.closure(sources.locate(source))
+    except (ArgumentError, OSError):
+        return ()
 
 
 def all_ops() -> list[Op]:
