@@ -131,7 +131,7 @@
 
   function phases(op, width, addrs) {
     let lanes = width <= 4 ? 32 : width === 8 ? 16 : 8;
-    if (op === "load" && width >= 8 && [1, 2].some((x) => addrs.every((a, i) => a === null || addrs[i ^ x] === a))) lanes *= 2;
+    if (op === "load" && width >= 8 && [1, 2].some((x) => addrs.every((a, i) => a === null || [null, a].includes(addrs[i ^ x])))) lanes *= 2;
     const out = [];
     for (let first = 0; first < 32; first += lanes) {
       const banks = range(32).map(() => new Map());
