@@ -155,7 +155,7 @@ def of_sources(output: str, own: Mapping[str, str], after: int = 0) -> Diagnosis
         if opened is None:
             continue
         why = f"a {{ is never closed; line {opened[0]} has the outermost"
-        if mine is not None and not re.search(r"at end of (?:input|file)|end of source", found.text):
+        if mine is not None and not re.search(r"at end of (?:input|file)|closing brace .* not found", found.text):
             return found if found.hint else Diagnosis(found.where, found.text, why)
         return Diagnosis(f"{name}:{opened[1]}", f"the file ends where a }} is missing: {why}", "")
     if generated and own and line == str(after):

@@ -316,6 +316,26 @@ def test_compile_only_reports_resources(fake_root: Path) -> None:
 
 
 @pytest.mark.nvcc
+def test_each_kernel_of_a_file_has_its_own_figures(fake_root: Path) -> None:
+    from pykern.commands._occupancy_build import facts_of
+
+    (fake_root / "ops" / "two.cuh").write_text(
+        "__global__ void small(float* p) { p[0] = 1; }\n__global__ void big(float* p) { __shared__ float s[300]; "
+        "s[threadIdx.x] = p[threadIdx.x]; __syncthreads(); p[threadIdx.x] = s[299 - threadIdx.x]; }\n"
+    )
+    for kernel, smem in (("small", 0), ("big", 1200)):
+        result = build.compile_only("ops/two.cuh", kernel, "80")
+        assert result.smem == smem and facts_of(result.path, kernel).static_smem == smem
+
+
+@pytest.mark.nvcc
+def test_a_missing_brace_of_an_op_is_named(fake_root: Path) -> None:
+    (fake_root / "ops" / "open.cuh").write_text("template <int N> __global__ void k(int* p) {\n  if (N) {\n}\n\n")
+    with pytest.raises(BuildError, match=r"^k<1>: ops/open.cuh:3: the file ends where a } is missing"):
+        build.compile_only("ops/open.cuh", "k<1>", "90a")
+
+
+@pytest.mark.nvcc
 def test_nvcc_errors_and_spills(fake_root: Path) -> None:
     (fake_root / "ops" / "bad.cuh").write_text("template <int N> __global__ void k(int* p) {\n  p[0] = nowhere;\n}\n")
     with pytest.raises(BuildError, match=r'^k<1>: ops/bad.cuh:2: identifier "nowhere" is undefined'):
