@@ -55,6 +55,10 @@ BAD: dict[str, list[tuple[list[str], str]]] = {
     "occupancy": [
         (["softmox"], "softmox"),
         (["softmax", "--shape", "0x8"], "--shape: got 0x8, allowed: sizes at which a kernel is launched"),
+        (["softmax", "--shape", "x=4x4,y=3"], "--shape: got y=3, allowed: tensors, sizes and scalars of"),
+        (["softmax", "--shape", "x=4x4,x=5x5"], "one value for x"),
+        (["softmax", "--shape", "n=3x4,m=2"], "--shape: got n=3x4"),
+        (["softmax", "--shape", f"{10**20}x4"], "below 2**63"),
         (["--cc", "9.0", "--threads", "32", "--regs", "8", "--plot", "nowhere/x.png"], "nowhere is no folder"),
     ],
     "report": [(["--nope"], "--nope")],

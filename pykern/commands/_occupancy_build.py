@@ -253,16 +253,22 @@ def problem_values(op: Any, shape: str, dtype: str) -> dict[str, Any]:
     shapes: dict[str, tuple[int, ...]] = {}
     dims: dict[str, int] = {}
     values: dict[str, Any] = {}
+    axes = {name for t in tensors for name in re.findall(r"[A-Za-z_]\w*", t.dims)}
     for item in filter(None, (part.strip() for part in shape.split(","))):
         name, equals, text = item.partition("=")
         if not equals:
             name, text = next((t.name for t in tensors if t.name not in shapes), ""), item
+        if name in shapes or name in values or name in dims:
+            raise ArgumentError("--shape", shape, f"one value for {name}")
         if name in {t.name for t in tensors}:
             shapes[name] = _sizes(text)
         elif name in scalars:
             values[name] = _scalar(scalars[name], text)
-        else:
+        elif name in axes and len(_sizes(text)) == 1:
             dims[name] = _sizes(text)[0]
+        else:
+            known = ", ".join([*(t.name for t in tensors), *sorted(axes), *scalars])
+            raise ArgumentError("--shape", item, f"tensors, sizes and scalars of {op.name}: {known}")
     bound: dict[str, Any] = dict(dims)
     starred: dict[str, tuple[Any, ...]] = {}
     for spec in tensors:
@@ -291,8 +297,8 @@ def _sizes(text: str) -> tuple[int, ...]:
         sizes = tuple(int(part) for part in text.lower().split("x"))
     except ValueError:
         raise ArgumentError("--shape", text, "sizes joined by x, such as 4096x4096") from None
-    if min(sizes) < 0:
-        raise ArgumentError("--shape", text, "sizes of 0 or more")
+    if min(sizes) < 0 or max(sizes) >= 2**63:
+        raise ArgumentError("--shape", text, "sizes of 0 or more, below 2**63")
     return sizes
 
 
