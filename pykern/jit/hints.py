@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pykern.jit import declarations, sources
 
 _DECLARED = re.compile(
-    r"(?P<extern>\bextern\s+)?\b(?:static\s+)?__shared__\s+(?P<what>(?:[^;={}()|#]|(?:__align__|alignas)\s*\([^()]*\))+?)\s*[;=]"
+    r"(?P<extern>\bextern\s+)?\b(?:static\s+)?__shared__\s+"
+    r"(?P<what>(?:[^;={}()|#]|(?:__align__|alignas)\s*\([^()]*\))+?)\s*[;=]"
 )
 NO_TORCH = "kernels do not include torch: tensors and launches are Python's, as in k[grid, block](x, y, n)"
 _LAUNCHED = "a file of kernels holds no host code: tensors and launches are Python's, as in k[grid, block](x, y, n)"
