@@ -43,7 +43,7 @@ _HINTS = (
     (
         r"Unsupported \.version|Unsupported gpu architecture|Value 'sm_\w+' is not defined|unknown gpu arch",
         "this CUDA toolkit does not know the architecture, or its parts (nvcc, nvvm, crt) are of different versions: "
-        "use CUDA >= 12.8 and `pip install pykern[cuda]` for parts that match",
+        "use CUDA >= 12.8 and `pip install '.[cuda]'` in a checkout of pykern for parts that match",
     ),
     (
         r"not supported on .target|requires .target|Feature '.*' requires|Instruction '.*' cannot be compiled for",

@@ -30,7 +30,9 @@ CUDA_WHEELS = {
     "nvidia-cuda-runtime": "13.0.*",
 }
 USUAL = Path("/usr/local/cuda")  # where NVIDIA's installer puts a toolkit
-_ADVICE = "install a CUDA toolkit, set CUDA_HOME to one, or `pip install pykern[cuda]` (NVIDIA's own wheels)"
+_ADVICE = (
+    "install a CUDA toolkit, set CUDA_HOME to one, or `pip install '.[cuda]'` in a checkout of pykern (NVIDIA's wheels)"
+)
 
 
 @dataclass(frozen=True)
