@@ -117,7 +117,7 @@ def test_nothing_found_says_what_to_do(bare: Path, monkeypatch: pytest.MonkeyPat
     if Path("/usr/local/cuda/bin/nvcc").exists():
         monkeypatch.setattr(toolchain, "USUAL", Path("/nonexistent"))
     assert not toolchain.has_cuda()
-    with pytest.raises(ToolchainError, match=r"pip install pykern\[cuda\]"):
+    with pytest.raises(ToolchainError, match=r"pip install '.\[cuda\]'"):
         toolchain.find_cuda()
     with pytest.raises(ToolchainError, match="install g\\+\\+"):
         toolchain.find_cxx()
