@@ -131,6 +131,8 @@ def check_planes(planes: Sequence[TensorInfo], name: str, group: int) -> Packed:
         fast = fast and planes[0].align >= (16 if layout.bits == 4 else 8)
     if size & (size - 1) == 0:
         tags |= size.bit_length() << 6
+    elif groups == 1 and k <= 1 << 30:  # any shift that leaves nothing of an index: a division costs more than a weight
+        tags |= (1 + (k - 1).bit_length()) << 6
     return Packed(layout, n, k, size, groups, tags | (FAST if fast else 0), len(planes))
 
 
