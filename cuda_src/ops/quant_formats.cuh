@@ -209,7 +209,7 @@ using QuantFp8 = QuantBytes<true>;
 // GGUF blocks of 32 weights: a row is k / 32 blocks, each aligned to two bytes only.
 template <class Block>
 struct QuantBlocks {
-  using Raw = QuantRaw<2>;
+  using Raw = QuantRaw<4>;  // of two bytes each: put together at once they would be waited for at once
   static constexpr bool kNibbles = false;
   static constexpr bool kQ8 = detail::same<Block, BlockQ8_0>::value;
   static constexpr bool kMin = detail::same<Block, BlockQ4_1>::value;
@@ -222,8 +222,7 @@ struct QuantBlocks {
     const uint16_t* codes = p + (kMin ? 2 : 1) + at % (kQ8 ? 32 : 16) / 2;
     Raw r;
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      r.words[i] = ld_nc(codes + 2 * i) | static_cast<uint32_t>(ld_nc(codes + 2 * i + 1)) << 16;
+    for (int i = 0; i < 4; ++i) r.words[i] = ld_nc(codes + i);
     r.scale = ld_nc(p);
     r.offset = kMin ? ld_nc(p + 1) : 0;
     return r;
@@ -237,12 +236,13 @@ struct QuantBlocks {
     Vec<float, 8> w;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      const uint32_t bytes = r.words[2 * h] | r.words[2 * h + 1] << 16;
       if constexpr (kQ8) {
-        const Vec<float, 4> v = unpack_s8(r.words[h]);
+        const Vec<float, 4> v = unpack_s8(bytes);
 #pragma unroll
         for (int i = 0; i < 4; ++i) w[4 * h + i] = weight(v[i], d, m);
       } else {
-        const uint32_t word = r.words[h] >> (at % 32 >= 16 ? 4 : 0);
+        const uint32_t word = bytes >> (at % 32 >= 16 ? 4 : 0);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float biased = __uint_as_float(lop3<detail::kAndOr>(word >> (8 * i), 0xfu, 0x4b000000u));
