@@ -209,7 +209,7 @@ using QuantFp8 = QuantBytes<true>;
 // GGUF blocks of 32 weights: a row is k / 32 blocks, each aligned to two bytes only.
 template <class Block>
 struct QuantBlocks {
-  using Raw = QuantRaw<4>;  // of two bytes each: put together at once they would be waited for at once
+  using Raw = QuantRaw<2>;
   static constexpr bool kNibbles = false;
   static constexpr bool kQ8 = detail::same<Block, BlockQ8_0>::value;
   static constexpr bool kMin = detail::same<Block, BlockQ4_1>::value;
@@ -217,16 +217,21 @@ struct QuantBlocks {
     return q.codes + (row * (q.k / 32) + at / 32) * static_cast<int>(sizeof(Block));
   }
   // 4-bit: weights at .. at + 7 are the low nibbles of 8 bytes, or for the later half of the block the high ones.
-  PK_DEVICE static Raw load(const QuantPlanes& q, int64_t row, int at) {
+  using Apart = QuantRaw<4>;  // the words' halves
+  PK_DEVICE static Apart load_apart(const QuantPlanes& q, int64_t row, int at) {
     const uint16_t* p = reinterpret_cast<const uint16_t*>(block(q, row, at));
     const uint16_t* codes = p + (kMin ? 2 : 1) + at % (kQ8 ? 32 : 16) / 2;
-    Raw r;
+    Apart r;
 #pragma unroll
     for (int i = 0; i < 4; ++i) r.words[i] = ld_nc(codes + i);
     r.scale = ld_nc(p);
     r.offset = kMin ? ld_nc(p + 1) : 0;
     return r;
   }
+  PK_DEVICE static Raw join(const Apart& r) {
+    return {{r.words[0] | r.words[1] << 16, r.words[2] | r.words[3] << 16}, r.scale, r.offset};
+  }
+  PK_DEVICE static Raw load(const QuantPlanes& q, int64_t row, int at) { return join(load_apart(q, row, at)); }
   PK_DEVICE static float weight(float code, float d, float m) {
     return kMin ? __fadd_rn(__fmul_rn(code, d), m) : code * d;
   }
@@ -236,13 +241,12 @@ struct QuantBlocks {
     Vec<float, 8> w;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint32_t bytes = r.words[2 * h] | r.words[2 * h + 1] << 16;
       if constexpr (kQ8) {
-        const Vec<float, 4> v = unpack_s8(bytes);
+        const Vec<float, 4> v = unpack_s8(r.words[h]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) w[4 * h + i] = weight(v[i], d, m);
       } else {
-        const uint32_t word = bytes >> (at % 32 >= 16 ? 4 : 0);
+        const uint32_t word = r.words[h] >> (at % 32 >= 16 ? 4 : 0);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float biased = __uint_as_float(lop3<detail::kAndOr>(word >> (8 * i), 0xfu, 0x4b000000u));
@@ -266,5 +270,21 @@ struct QuantBlocks {
 using QuantQ4_0 = QuantBlocks<BlockQ4_0>;
 using QuantQ4_1 = QuantBlocks<BlockQ4_1>;
 using QuantQ8_0 = QuantBlocks<BlockQ8_0>;
+
+// 8 weights on their way, for a kernel that is latency: what L::load puts together it waits for, so here that is left
+// to the end, at the price of registers.
+template <class L>
+struct QuantAhead {
+  typename L::Raw raw;
+  PK_DEVICE void load(const QuantPlanes& q, int64_t row, int at) { raw = L::load(q, row, at); }
+  PK_DEVICE typename L::Raw get() const { return raw; }
+};
+template <class Block>
+struct QuantAhead<QuantBlocks<Block>> {
+  using L = QuantBlocks<Block>;
+  typename L::Apart raw;
+  PK_DEVICE void load(const QuantPlanes& q, int64_t row, int at) { raw = L::load_apart(q, row, at); }
+  PK_DEVICE typename L::Raw get() const { return L::join(raw); }
+};
 
 }  // namespace pk

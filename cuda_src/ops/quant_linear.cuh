@@ -251,7 +251,7 @@ struct QuantF32Sum {
   static constexpr int kPieces = 32 * kDepth / 8 / kThreads;  // pieces of 8 weights a thread decodes per tile
   static constexpr int kRowStep = kThreads / (kDepth / 8);
   static constexpr int kTokenStep = kThreads / kDepth, kPerThread = kQuantF32Tokens / kTokenStep;
-  using Raw = typename L::Raw[kPieces];
+  using Raw = QuantAhead<L>[kPieces];
 
   QuantLinearF32Smem& s;
   const QuantPlanes& q;
@@ -272,7 +272,7 @@ struct QuantF32Sum {
     const int at = k0 + piece_k();
     if (!kFast || at >= q.k) return;
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) raw[p] = L::load(q, min(n0 + piece_row() + p * kRowStep, n - 1), at);
+    for (int p = 0; p < kPieces; ++p) raw[p].load(q, min(n0 + piece_row() + p * kRowStep, n - 1), at);
   }
   PK_DEVICE void decode(int k0, const Raw& raw, int buf) {
     const int at = k0 + piece_k();
@@ -285,7 +285,7 @@ struct QuantF32Sum {
         Vec<float, 8> w;
 #pragma unroll
         for (int i = 0; i < 8; ++i) w[i] = 0.f;
-        if (at < q.k) w = L::decode(q, raw[p], at);
+        if (at < q.k) w = L::decode(q, raw[p].get(), at);
 #pragma unroll
         for (int i = 0; i < 8; i += 4) st_vec<float, 4>(to + i, Vec<float, 4>{{w[i], w[i + 1], w[i + 2], w[i + 3]}});
       } else {

@@ -4,9 +4,9 @@
 //
 // What held the general kernel back was latency (a load of x before each step of 32 k, used at once) and then
 // instructions (5 a weight). Here each warp has a ring of slices of codes in shared memory, filled by cp.async
-// kStages - 1 slices ahead, and their scales and zeros with them; x comes a slice ahead into registers, and ldmatrix
-// hands each lane the word that its place in the fragment wants. A pair of weights then costs 1 or 2 bit operations and
-// 2 of arithmetic, in all 2.9 instructions a weight.
+// kStages - 1 slices ahead, x and scales come a slice or two ahead into registers, and ldmatrix hands each lane the
+// word that its place in the fragment wants. A pair of weights then costs 1 or 2 bit operations and 2 of arithmetic,
+// in all 2.9 instructions a weight.
 //
 // Codes become numbers in x's own type, each operation exact but the last, which rounds as float32 arithmetic and one
 // conversion do:
@@ -28,8 +28,6 @@ constexpr int kNibbleRound = kSkinnyWarps * kSkinnySlice;
 template <int kRowTiles, int kTokenTiles, int kStages>
 struct QuantNibblesSmem {
   uint8_t ring[kSkinnyWarps][kStages][16 * kRowTiles * 64];  // a slice is 64 bytes a row
-  uint32_t scales[kSkinnyWarps][kStages][16 * kRowTiles];    // the aligned word that a row's scale is half of
-  uint32_t zeros[kSkinnyWarps][kStages][16 * kRowTiles];     // and its zero a byte
   WarpSums<kRowTiles, kTokenTiles> sums;
 };
 
@@ -110,9 +108,8 @@ template <class T, class L, int kRowTiles, int kTokenTiles, int kStages, int kSc
 struct NibbleWarp {
   static_assert((kStages & (kStages - 1)) == 0, "a ring of 2, 4, 8 stages");
   static constexpr bool kPacked = L::kPacked;
-  static constexpr int kRows = 16 * kRowTiles, kStageBytes = kRows * 64;
-  // Scales in registers, loaded one slice ahead, are waited for too early: one a slice comes through the ring.
-  static constexpr bool kInRing = kScales == 1;
+  static constexpr int kStageBytes = kRowTiles * 16 * 64;
+  static constexpr int kScalesAhead = kScales == 1 ? 2 : 1;  // slices
 
   using Groups = NibbleGroup<T, kPacked>[kRowTiles][2][kScales];
   using Words = uint32_t[kRowTiles][2][4];  // of rows g and g + 8 of each tile, step by step
@@ -127,20 +124,15 @@ struct NibbleWarp {
   const uint8_t* zeros;  // or null
   const T* x[kTokenTiles];  // this lane's k of the slice to load next, in a token of each tile; past m the last one's
   uint8_t* ring;  // [kStages][kStageBytes], rows of 4 swizzled chunks of 16 bytes
-  uint32_t *scale_ring, *zero_ring;  // [kStages][kRows]
   int k, shift;  // shift: log2(group)
   int group_row[kRowTiles][2];  // where the groups of rows g and g + 8 of each tile start
-  int copy_row;  // where the groups of the row start whose scale this lane copies
   int copy_k, copy_to, read_from;  // this lane's chunk: its k in a slice; places in a stage
 
   // Rows past the end: the last one's weights, whose results are dropped.
-  template <class Smem>
-  PK_DEVICE NibbleWarp(const QuantPlanes& q, const T* x0, int64_t x_stride, Smem& smem, int m, int n0, int n)
+  PK_DEVICE NibbleWarp(const QuantPlanes& q, const T* x0, int64_t x_stride, uint8_t* ring, int m, int n0, int n)
       : scales(static_cast<const uint16_t*>(q.scales)),
         zeros(q.has_offsets() ? static_cast<const uint8_t*>(q.offsets) : nullptr),
-        ring(smem.ring[threadIdx.x / 32][0]),
-        scale_ring(smem.scales[threadIdx.x / 32][0]),
-        zero_ring(smem.zeros[threadIdx.x / 32][0]),
+        ring(ring),
         k(q.k),
         shift(q.groups == 1 ? 31 : q.shift()) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first = threadIdx.x / 32 * kSkinnySlice;
@@ -152,7 +144,6 @@ struct NibbleWarp {
     }
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j) x[j] = x0 + min(j * 8 + g, m - 1) * x_stride + first + 8 * t;
-    copy_row = min(n0 + lane, n - 1) * q.groups;
     copy_k = 32 * t;
     copy_to = swizzle_chunk<4>(g, t) * 16;
     // ldmatrix: lanes 0-15 give rows 0-15 of step 0, the others of step 1
@@ -166,28 +157,7 @@ struct NibbleWarp {
     for (int i = 0; i < 2 * kRowTiles; ++i) cp_async<16>(ring + stage + copy_to + i * 512, codes[i], in);
 #pragma unroll
     for (int i = 0; i < 2 * kRowTiles; ++i) codes[i] += kNibbleRound / 2;
-    const int lane = threadIdx.x % 32;
-    if (kInRing && lane < kRows) {
-      const bool there = k0 < k;
-      const uint32_t at = copy_row + (there ? k0 >> shift : 0), to = stage / 64 + lane;
-      cp_async<4>(scale_ring + to, scales + (at & ~1u), there);
-      if (kZeros) cp_async<4>(zero_ring + to, zeros + (at & ~3u), there);
-    }
     cp_async_commit();
-  }
-  // The scales and zeros of a slice that is in the ring.
-  PK_DEVICE void read_scales(int k0, int stage, Raw& raw) const {
-    const int g = threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t at = group_row[i][h] + (k0 >> shift);
-        const int from = stage / 64 + 16 * i + 8 * h + g;
-        raw.scale[i][h][0] = ld(scale_ring + from) >> (at % 2 * 16);
-        raw.zero[i][h][0] = 8;
-        if (kZeros) raw.zero[i][h][0] = ld(zero_ring + from) >> (at % 4 * 8) & 0xffu;
-      }
   }
   // ldmatrix gives lane 4 g + t word t of row g's chunk u, which is step u's; packed4 has a lane's words in one chunk.
   PK_DEVICE void read_words(int stage, Words& words) const {
@@ -218,7 +188,7 @@ struct NibbleWarp {
           const uint32_t at = group_row[i][h] + group;
           raw.scale[i][h][u] = ld(scales + at);
           raw.zero[i][h][u] = 8;
-          if (kZeros && has_zeros) raw.zero[i][h][u] = ld(zeros + at);
+          if (kZeros && (kScales == 1 || has_zeros)) raw.zero[i][h][u] = ld(zeros + at);
         }
     }
   }
@@ -288,11 +258,12 @@ struct NibbleWarp {
 
   PK_DEVICE void sum(Sums& acc) {
     const int first = threadIdx.x / 32 * kSkinnySlice;
-    Raw raw;
+    Raw raw[kScalesAhead];
     Tokens tokens[2];
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) fetch(first + i * kNibbleRound, i * kStageBytes);
-    if constexpr (!kInRing) load_scales(first, raw);
+#pragma unroll
+    for (int i = 0; i < kScalesAhead; ++i) load_scales(first + i * kNibbleRound, raw[i]);
     grid_wait();
     grid_launch_dependents();  // they may read their weights while this kernel sums
     load_tokens(first, tokens[0]);
@@ -308,7 +279,6 @@ struct NibbleWarp {
         __syncwarp();  // this slice is there, and every lane has read the one before, whose place is filled next
         Words words;
         read_words(stage, words);
-        if constexpr (kInRing) read_scales(k0, stage, raw);
         fetch(k0 + (kStages - 1) * kNibbleRound, (stage + kRing - kStageBytes) % kRing);
         load_tokens(k0 + kNibbleRound, tokens[p ^ 1]);
         Groups groups;
@@ -319,10 +289,10 @@ struct NibbleWarp {
           for (int h = 0; h < 2; ++h)
 #pragma unroll
             for (int u = 0; u < kScales; ++u) {
-              groups[i][h][u].set(raw.scale[i][h][u], raw.zero[i][h][u]);
+              groups[i][h][u].set(raw[p % kScalesAhead].scale[i][h][u], raw[p % kScalesAhead].zero[i][h][u]);
               odd = odd || groups[i][h][u].large();
             }
-        if constexpr (!kInRing) load_scales(k0 + kNibbleRound, raw);
+        load_scales(k0 + kScalesAhead * kNibbleRound, raw[p % kScalesAhead]);
         if (__any_sync(0xffffffffu, odd))
           multiply_odd(k0, stage, acc);
         else
@@ -345,14 +315,14 @@ __global__ void __launch_bounds__(kSkinnyWarps * 32, kRowTiles * kTokenTiles == 
   using Smem = QuantNibblesSmem<kRowTiles, kTokenTiles, kStages>;
   PK_DYN_SMEM(Smem, s);
   const QuantPlanes q{codes, scales, offsets, k, group, groups, tags};
-  const int n0 = static_cast<int>(blockIdx.x) * 16 * kRowTiles;
+  const int warp = threadIdx.x / 32, n0 = static_cast<int>(blockIdx.x) * 16 * kRowTiles;
   float acc[kRowTiles][kTokenTiles][4] = {};
   if (group % kSkinnySlice != 0)
-    NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 4, true>(q, x, x_stride, s, m, n0, n).sum(acc);
+    NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 4, true>(q, x, x_stride, s.ring[warp][0], m, n0, n).sum(acc);
   else if (q.has_offsets())
-    NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 1, true>(q, x, x_stride, s, m, n0, n).sum(acc);
+    NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 1, true>(q, x, x_stride, s.ring[warp][0], m, n0, n).sum(acc);
   else
-    NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 1, false>(q, x, x_stride, s, m, n0, n).sum(acc);
+    NibbleWarp<T, L, kRowTiles, kTokenTiles, kStages, 1, false>(q, x, x_stride, s.ring[warp][0], m, n0, n).sum(acc);
   const LinearEpilogue<T, T, 1> out(bias, residual, y, residual_stride, n, m, n, activation);
   s.sums.template store<false>(acc, out, n0);
 }

@@ -66,10 +66,7 @@ def nibbles_allowed(p: Problem, q: Packed) -> bool:
     """Whether 4-bit codes can be decoded in x's own type, a group at a time: what quant_linear_nibbles.cuh wants."""
     if not in_own_type(p, q, p["x"].dtype) or not q.fast or not 0 < q.k < 1 << 30:
         return False
-    if q.groups != 1 and (q.group < 32 or q.group & (q.group - 1)):
-        return False
-    # One scale a slice comes as the aligned word that it is half of, a zero as the one that it is a byte of.
-    return q.group % 128 != 0 or all(plane.align >= 4 and plane.nbytes % 4 == 0 for plane in p["planes"][1:])
+    return q.groups == 1 or (q.group >= 32 and q.group & (q.group - 1) == 0)
 
 
 def plan_nibbles(p: Problem, q: Packed, args: tuple[Any, ...], target: Target) -> Plan:
@@ -88,7 +85,7 @@ def plan_nibbles(p: Problem, q: Packed, args: tuple[Any, ...], target: Target) -
 
 def nibbles_smem(rows: int, tokens: int, stages: int) -> int:
     """sizeof(QuantNibblesSmem)."""
-    return 8 * (stages * rows * (1024 + 2 * 64) + 8 * tokens * (16 * rows + 4) * 4)
+    return 8 * (stages * rows * 1024 + 8 * tokens * (16 * rows + 4) * 4)
 
 
 def knob(target: Target, name: str) -> int:

@@ -122,25 +122,6 @@ def test_ends_of_k_that_are_no_whole_slice_are_no_finding(m: int, k: int) -> Non
             assert same_bits(pykern.quant_linear(x, planes, "int4", 32), want)
 
 
-@pytest.mark.parametrize("m", [1, 9])
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("n", [20, 21])
-def test_scales_come_as_halves_and_zeros_as_bytes_of_words(n: int, zeros: bool, m: int) -> None:
-    """Of rows of 3 groups every place in a word occurs. Planes that are no whole words go the general way."""
-    generator = torch.Generator().manual_seed(n)
-    codes, scales, *_ = pykern.quantize(torch.randn(n, 384, generator=generator).half(), "int4", 128)
-    planes = [codes, scales]
-    if zeros:
-        planes.append(torch.randint(0, 16, scales.shape, generator=generator, dtype=torch.uint8))
-    x = torch.randn(m, 384, generator=generator).half()
-    whole = scales.numel() % (4 if zeros else 2) == 0
-    assert variant(torch.float16, m, 384, planes, "int4", 128) == ("quant_nibbles" if whole else "quant_mma")
-    want = pykern.linear(x, pykern.dequantize(planes, "int4", 128, "float16"))
-    for seed in (0, 1):
-        with pykern.host(arch="90a", check=True, seed=seed):
-            assert same_bits(pykern.quant_linear(x, planes, "int4", 128), want)
-
-
 def test_a_knob_has_candidates() -> None:
     registry.use_tuning('{"90a": {"quant_linear": {"stages_8": 5}}}')
     try:
