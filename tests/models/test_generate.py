@@ -145,7 +145,7 @@ def test_other_dtypes(model: Path, dtype: str) -> None:
         (["--prompt", "\udcff"], "prompt: got '\\udcff', which is no UTF-8"),
         (["--top-p", 0], "top_p: got 0.0"),
         (["--system", "x"], "--system: got 'x', allowed: only together with --chat"),
-        (["--prompt", ""], "--prompt: got '', allowed: at least one token"),
+        (["--prompt", ""], "--prompt: got nothing, allowed: a text"),
     ],
 )
 def test_refused_by_name(model: Path, options: list, message: str) -> None:
