@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pykern.errors import ArgumentError, GradientError, KernelError, brief
+from pykern.errors import ArgumentError, GradientError, KernelError, typed
 from pykern.op import ASYNC_ORDERS, HostOptions, Op, host_options, tensor_info
 from pykern.plan import Launch, Target
 from pykern.schema import DTYPE_CODES, ITEMSIZE, Scalar, Tensor, output_info
@@ -203,9 +203,10 @@ class Runtime:
                 continue
             schema = schema_text(op, out_form)
             name = f"{op.name}.out" if out_form else op.name
-            only = op.outputs[0].name if len(op.outputs) == 1 else ""
             args: tuple[Tensor | Scalar, ...] = op.inputs
+            called = [a.name for a in op.inputs]
             if out_form:
+                called += [op.given_as(o) for o in op.outputs]
                 args += tuple(Tensor(o.name, "", tuple(DTYPE_CODES), strides="any") for o in op.outputs)
             slot = _Slot(op, out_form, argument_spec(args), args)
             self.library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -218,8 +219,7 @@ class Runtime:
                 number,
                 name.encode(),
                 slot.spec.encode(),
-                # What the user calls it: the only output of an op is given as out=.
-                ",".join("out" if out_form and a.name == only else a.name for a in args).encode(),
+                ",".join(called).encode(),
                 (ctypes.c_int * max(1, len(rets)))(*rets),
                 len(rets),
                 int(self.cuda),
@@ -314,8 +314,7 @@ def make_fake(op: Op, out_form: bool, torch: Any) -> Callable[..., Any]:
         given = [kwargs[o.name] for o in op.outputs if o.name in kwargs]
         for o, t in zip(op.outputs, given, strict=False):
             if like is not None and t.device != like.device:
-                name = "out" if len(op.outputs) == 1 else o.name
-                raise ArgumentError(f"{name}.device", t.device, str(like.device))
+                raise ArgumentError(f"{op.given_as(o)}.device", t.device, str(like.device))
         problem = op.problem(values)
         if out_form:
             return None
@@ -329,31 +328,30 @@ def make_fake(op: Op, out_form: bool, torch: Any) -> Callable[..., Any]:
     return fake
 
 
+def parameters(op: Op) -> list[str]:
+    """The parameters of ``pykern.<op>`` as they are written: by keyword only what follows ``*``."""
+    params: list[str] = []
+    for a in op.inputs:
+        if a.name == op.keyword_only:
+            params.append("*")
+        if isinstance(a, Scalar):
+            params.append(a.name if a.required else f"{a.name}={a.default!r}")
+        else:
+            params.append(f"{a.name}=None" if a.optional else a.name)
+    if op.outputs and not op.mutated:
+        params += ["out=None"] if "*" in params else ["*", "out=None"]
+    return params
+
+
 def make_public(op: Op, torch: Any) -> Callable[..., Any]:
     """``pykern.<op>(...)`` with the schema's signature; checks argument kinds only when torch refused them."""
     packet = getattr(torch.ops.pykern, op.name)
     default = packet.default
     out_overload = packet.out if "out" in packet.overloads() else None
     single = len(op.outputs) == 1
-    params, names_ = [], []
-    star = False
-    for a in op.inputs:
-        if a.name == op.keyword_only and not star:
-            params.append("*")
-            star = True
-        names_.append(a.name)
-        if isinstance(a, Scalar):
-            params.append(a.name if a.required else f"{a.name}={a.default!r}")
-        else:
-            params.append(f"{a.name}=None" if a.optional else a.name)
-    if not star:
-        params.append("*")
-    if out_overload is not None:
-        params.append("out=None")
+    names_ = [a.name for a in op.inputs]
     call = ", ".join(names_)
-    lines = [
-        f"def {op.name}({', '.join(params)}):" if params[-1] != "*" else f"def {op.name}({', '.join(params[:-1])}):"
-    ]
+    lines = [f"def {op.name}({', '.join(parameters(op))}):"]
     # Of an eager call's microseconds, torch's own wrapper of the operator is half of one.
     lines.append("    _eager = not _compiling()")
     lines.append("    if _eager and _functorch() is not None:")
@@ -469,12 +467,6 @@ def scalar_argument(name: str, kind: str, value: Any) -> Any:
             pass
     want = {"bool": "True or False", "int": "an int", "float": "a float", "str": "a str"}[kind]
     raise ArgumentError(name, typed(value), want)
-
-
-def typed(value: Any) -> str:
-    """What a refused argument was: its type and value, of an array what ``brief`` says."""
-    array = hasattr(value, "dtype") and bool(getattr(value, "shape", None))
-    return brief(value) if array else f"{type(value).__name__} {brief(value)}"
 
 
 def explain_types(op: Op, error: Exception, values: Mapping[str, Any], torch: Any) -> None:

@@ -40,10 +40,11 @@ class LazyGroup(click.Group):
         return importlib.import_module(f"pykern.commands.{name.replace('-', '_')}").command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and args[0].isidentifier() and self.get_command(ctx, args[0]) is None:
+        known = self.list_commands(ctx)
+        if args and args[0].isidentifier() and args[0] not in known:
             import difflib
 
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 2, 0.5)
+            near = difflib.get_close_matches(args[0], known, 2, 0.5)
             also = f" (Did you mean {' or '.join(map(repr, near))}?)" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}.{also}", ctx)
         return super().resolve_command(ctx, args)

@@ -35,6 +35,12 @@ def brief(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
+def typed(value: object) -> str:
+    """What a refused argument was: its type and value, of an array what :func:`brief` says."""
+    array = hasattr(value, "dtype") and bool(getattr(value, "shape", None))
+    return brief(value) if array else f"{type(value).__name__} {brief(value)}"
+
+
 class GradientError(PykernError, RuntimeError):
     """A gradient was asked of an inference-only op."""
 

@@ -127,6 +127,10 @@ class Op:
     def mutated(self) -> tuple[str, ...]:
         return tuple(a.name for a in self.inputs if isinstance(a, Tensor) and a.role == "mutated")
 
+    def given_as(self, output: Out) -> str:
+        """What a caller knows ``output`` as: an op's only one is ``out``."""
+        return "out" if len(self.outputs) == 1 else output.name
+
     def problem(self, values: Mapping[str, Any], outs: Mapping[str, TensorInfo] | None = None) -> Problem:
         """Checked :class:`Problem` of ``values`` (TensorInfo, scalar or None by argument name)."""
         problem = build_problem(self.inputs, values, outs)
@@ -134,9 +138,9 @@ class Op:
             self.check(problem)
         for spec, (dtype, shape) in zip(self.outputs, (output_info(problem, o) for o in self.outputs), strict=True):
             given = problem.outs.get(spec.name)
-            name = "out" if len(self.outputs) == 1 else spec.name  # what the user calls it
             if given is None:
                 continue
+            name = self.given_as(spec)
             if given.dtype != dtype:
                 raise ArgumentError(f"{name}.dtype", given.dtype, dtype)
             if given.shape != tuple(shape):
@@ -249,10 +253,8 @@ def get(name: str) -> Op:
 def _instead_of(name: str) -> str:
     """What to give in place of a name that no op has."""
     if os.sep in name or name.endswith((".cuh", ".cu", ".h")):
-        from pykern.jit import sources
-
         file = f"ops/{os.path.basename(name)}"
-        of = [op.name for op in all_ops() if not os.path.isabs(op.source) and file in _closure(sources, op.source)]
+        of = [op.name for op in all_ops() if not os.path.isabs(op.source) and file in _closure(op.source)]
         if of:
             return f"an op's name; this file belongs to {', '.join(of)}"
         return (
@@ -264,7 +266,9 @@ def _instead_of(name: str) -> str:
     return ", ".join([*near, *(other for other in known if other not in near)])  # the likely ones first
 
 
-def _closure(sources: Any, source: str) -> Iterable[str]:
+def _closure(source: str) -> Iterable[str]:
+    from pykern.jit import sources
+
     try:
         return sources.closure(sources.locate(source))
     except (ArgumentError, OSError):

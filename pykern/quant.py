@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pykern.errors import ArgumentError, brief
+from pykern.errors import ArgumentError, typed
 
 if TYPE_CHECKING:
     import torch
@@ -350,8 +350,7 @@ def _quantised(w: Any, name: str = "w") -> QuantTensor:
 
 def _plain(name: str, t: Any, torch: Any) -> None:
     if not isinstance(t, torch.Tensor):
-        array = hasattr(t, "dtype") and bool(getattr(t, "shape", ()))
-        raise ArgumentError(name, brief(t) if array else f"{type(t).__name__} {brief(t)}", "a tensor")
+        raise ArgumentError(name, typed(t), "a tensor")
     if t.is_nested or t.layout != torch.strided or t.is_quantized:
         kind = "nested" if t.is_nested else "quantised by torch" if t.is_quantized else str(t.layout)
         raise ArgumentError(name, f"a {kind} tensor", "a plain tensor (torch.strided)")

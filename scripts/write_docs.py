@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from pykern.bridge import parameters  # noqa: E402
 from pykern.op import Op  # noqa: E402
 from pykern.schema import Scalar  # noqa: E402
 
@@ -28,18 +29,8 @@ def keyword_only(op: Op) -> set[str]:
 
 
 def signature(op: Op) -> str:
-    """How ``pykern.<name>`` is called: what :func:`pykern.bridge.make_public` makes of the declaration."""
-    parts, named = [], keyword_only(op)
-    for a in op.inputs:
-        if named and a.name == op.keyword_only:
-            parts.append("*")
-        if isinstance(a, Scalar):
-            parts.append(a.name if a.required else f"{a.name}={a.default!r}")
-        else:
-            parts.append(f"{a.name}=None" if a.optional else a.name)
-    if op.outputs and not op.mutated:
-        parts += ["out=None"] if named else ["*", "out=None"]
-    return f"pykern.{op.name}({', '.join(parts)})"
+    """How ``pykern.<name>`` is called."""
+    return f"pykern.{op.name}({', '.join(parameters(op))})"
 
 
 def argument_rows(op: Op) -> list[str]:

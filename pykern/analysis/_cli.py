@@ -203,12 +203,6 @@ def _kind_name(kind: type | tuple[type, ...]) -> str:
 # --- text and pictures -----------------------------------------------------------------------------------
 
 
-def count(number: int, noun: str) -> str:
-    """``1 block``, ``1024 blocks``, ``65,536 blocks``."""
-    shown = f"{number:,}" if number >= 10_000 else str(number)
-    return f"{shown} {noun}" + ("" if number == 1 else "s")
-
-
 def console() -> Console:
     """A rich console on stdout; 120 columns when stdout is no terminal, so that a pipe is reproducible."""
     from rich.console import Console

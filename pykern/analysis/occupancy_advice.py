@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pykern.analysis._cli import count
 from pykern.analysis.occupancy import Config, Occupancy, arch, occupancy
 from pykern.errors import require
 
@@ -145,6 +144,12 @@ def gain(before: Occupancy, after: Occupancy) -> str:
 def percent(share: float) -> str:
     """``62.5%``, ``75%``: as many of two decimals as are needed."""
     return f"{100 * share:.2f}".rstrip("0").rstrip(".") + "%"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 block``, ``1024 blocks``, ``65,536 blocks``."""
+    shown = f"{number:,}" if number >= 10_000 else str(number)
+    return f"{shown} {noun}" + ("" if number == 1 else "s")
 
 
 @dataclass(frozen=True)

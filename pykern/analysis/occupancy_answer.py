@@ -8,7 +8,6 @@ from typing import Any
 
 from pykern.analysis import occupancy_advice as advice
 from pykern.analysis import occupancy_cluster as cluster
-from pykern.analysis._cli import count
 from pykern.analysis.kernel import KernelFacts
 from pykern.analysis.occupancy import Occupancy, arch, check_fits, occupancy
 from pykern.analysis.occupancy_sources import Case
@@ -100,8 +99,8 @@ def _flags(case: Case, result: Occupancy) -> list[str]:
         flags.append(f"cannot be launched: not one block fits, because of {names}")
     if config.threads % 32:
         idle = -config.threads % 32
-        filled = f"{count(config.threads, 'thread')} in {count(config.warps, 'warp')}"
-        flags.append(f"{filled}: {count(idle, 'lane')} of the last idle")
+        filled = f"{advice.count(config.threads, 'thread')} in {advice.count(config.warps, 'warp')}"
+        flags.append(f"{filled}: {advice.count(idle, 'lane')} of the last idle")
     if config.smem > chip.smem_per_block_default:
         flags.append(
             f"more than {chip.smem_per_block_default // 1024} KiB of shared memory: needs"

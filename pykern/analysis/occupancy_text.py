@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pykern.analysis._cli import count
 from pykern.analysis.occupancy import RESOURCES, arch
-from pykern.analysis.occupancy_advice import percent
+from pykern.analysis.occupancy_advice import count, percent
 from pykern.analysis.occupancy_answer import LIMIT_NAMES, Answer
 
 if TYPE_CHECKING:

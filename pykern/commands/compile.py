@@ -34,7 +34,7 @@ def command(ops: tuple[str, ...], arch: str, jobs: int, as_json: bool) -> None:
     from pykern.jit import build, limits
     from pykern.plan import TARGETS
 
-    limits.asked_jobs()  # refused before anything is planned
+    asked = limits.asked_jobs()  # refused before anything is planned
     wanted: dict[tuple[str, str, str], str] = {}
     for a in arch.split(","):
         if a not in TARGETS:
@@ -59,7 +59,7 @@ def command(ops: tuple[str, ...], arch: str, jobs: int, as_json: bool) -> None:
             row |= {"ok": False, "error": f"{r.spills} bytes of spills, {r.local_bytes} of local memory"}
         return row
 
-    with ThreadPoolExecutor(jobs or limits.asked_jobs() or limits.cores()) as pool:
+    with ThreadPoolExecutor(jobs or asked or limits.cores()) as pool:
         for row in pool.map(one, wanted.items()):
             rows.append(row)
             if not as_json and sys.stderr.isatty():

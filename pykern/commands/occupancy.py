@@ -191,6 +191,7 @@ def _tried(options: dict[str, Any], answers: Sequence[Any]) -> list[dict[str, An
 
 
 def _cases(options: dict[str, Any], source: str | None) -> tuple[list[Any], list[str]]:
+    from pykern.analysis.occupancy_advice import count
     from pykern.analysis.occupancy_sources import Given, case_of, case_of_numbers, select
 
     given = Given(
@@ -212,7 +213,7 @@ def _cases(options: dict[str, Any], source: str | None) -> tuple[list[Any], list
     if len({kernel.name for kernel in kernels}) > 1:  # a block size need not suit every kernel of a file
         suited = [k for k in kernels if given.threads is None or _suits(k, given.threads)]
         if len(suited) < len(kernels):
-            left = _cli.count(len(kernels) - len(suited), "kernel")
+            left = count(len(kernels) - len(suited), "kernel")
             reading.remarks.append(f"{left} that cannot run {given.threads} threads left out")
         kernels = suited or kernels
     return [case_of(kernel, given) for kernel in kernels], reading.remarks
@@ -391,12 +392,13 @@ def _diff(options: dict[str, Any]) -> int:
 
 
 def _plot(path: str, answers: Sequence[Any]) -> None:
+    from pykern.analysis.occupancy_advice import count
     from pykern.analysis.occupancy_plot import Series, draw_matplotlib, draw_plotly
 
     shown = answers[:6]
     series = [Series(_label(a), a.case.cc, a.case.config) for a in shown]
     config, ccs = shown[0].case.config, ", ".join(a.case.cc for a in shown)
-    title = f"{_cli.count(config.threads, 'thread')}, {_cli.count(config.regs, 'register')}, "
+    title = f"{count(config.threads, 'thread')}, {count(config.regs, 'register')}, "
     title += f"{config.smem:,} B of shared memory on {ccs}"
     if len({a.case.config for a in shown}) > 1:
         title = f"occupancy of {len(series)} kernels" + (f" of {len(answers)}" if len(answers) > 6 else "")

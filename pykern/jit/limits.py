@@ -51,14 +51,19 @@ def free_memory() -> int | None:
     return min(known) if known else None
 
 
+def _positive(text: str) -> int | None:
+    """The number that ``text`` is, if it is one of 1 or more."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    return number or None
+
+
 def asked_jobs() -> int | None:
     """``PYKERN_JOBS``, None where it is not set (or empty)."""
     text = os.environ.get("PYKERN_JOBS", "").strip()
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+    asked = _positive(text)
+    if text and asked is None:
         raise ArgumentError("PYKERN_JOBS", brief(text), "how many compilers may run at once, 1 or more")
-    return int(text)
+    return asked
 
 
 def jobs(cuda: bool) -> int:
@@ -68,10 +73,7 @@ def jobs(cuda: bool) -> int:
     that is no number; ``MAX_JOBS`` belongs to others, too, and is taken where it is one.
     """
     count = cores()
-    asked = asked_jobs()
-    text = os.environ.get("MAX_JOBS", "").strip()
-    if asked is None and text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0:
-        asked = int(text)
+    asked = asked_jobs() or _positive(os.environ.get("MAX_JOBS", "").strip())
     if asked is not None:
         count = min(count, asked)
     free = free_memory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -50,10 +51,10 @@ class PagedCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        _whole("tokens", tokens)
-        _whole("page_size", page_size)
+        whole("tokens", tokens, "an int, 1 or above", low=1)
+        whole("page_size", page_size, "an int, 1 or above", low=1)
         longest = min(tokens, config.context) if longest is None else longest
-        _whole("longest", longest, config.context, ", the model's context")
+        whole("longest", longest, f"an int in 1..{config.context}, the model's context", low=1, most=config.context)
         self.page_size, self.longest = page_size, longest
         self.width = -(-longest // page_size)
         pages = max(-(-tokens // page_size), self.width)
@@ -223,9 +224,10 @@ class Batch:
         )
 
 
-def _whole(name: str, value: object, most: int | None = None, of: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
-        raise ArgumentError(name, repr(value), "an int, 1 or above" if most is None else f"an int in 1..{most}{of}")
+def whole(name: str, value: object, allowed: str, *, low: int = 0, most: float = math.inf) -> None:
+    """ArgumentError unless ``value`` is an int in low..most."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= most:
+        raise ArgumentError(name, repr(value)[:60], allowed)
 
 
 def _padded(words: int) -> int:

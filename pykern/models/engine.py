@@ -11,7 +11,7 @@ import torch
 
 from pykern.errors import ArgumentError, ModelError
 from pykern.graphs import GraphPool
-from pykern.models.cache import Batch, PagedCache, Sequence
+from pykern.models.cache import Batch, PagedCache, Sequence, whole
 from pykern.models.llama import Llama
 
 LARGEST = 1e30  # of temperatures: finite in float32 as well
@@ -128,7 +128,7 @@ class Engine:
 
     def prefill(self, sequences: list[Sequence], chunk: int = 0) -> torch.Tensor:
         """Logits [sequences, vocab] after all pending ids, ``chunk`` of each sequence at a time (0: all at once)."""
-        _whole("chunk", chunk, "0 (all at once) or above")
+        whole("chunk", chunk, "an int, 0 (all at once) or above")
         self.check(sequences, pending=True)
         if not sequences:
             raise ArgumentError("sequences", "none", "at least one")
@@ -177,8 +177,8 @@ class Engine:
         each comes. An earlier call may have been stopped anywhere, by an error too: what came until then is in the
         sequences. ArgumentError also when the cache runs out of pages or a sequence of its longest on the way.
         """
-        _whole("max_tokens", max_tokens, "0 or above")
-        _whole("chunk", chunk, "0 (all at once) or above")
+        whole("max_tokens", max_tokens, "an int, 0 or above")
+        whole("chunk", chunk, "an int, 0 (all at once) or above")
         self.check(sequences, pending=max_tokens > 0)
         choices = self._choices(sampling, len(sequences))
         vocab = self.model.config.vocab
@@ -227,11 +227,6 @@ class Engine:
         if len(sampling) != count:
             raise ArgumentError("sampling", f"a list of {len(sampling)}", allowed)
         return list(sampling)
-
-
-def _whole(name: str, value: object, allowed: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ArgumentError(name, repr(value)[:60], f"an int, {allowed}")
 
 
 def sample_rows(
